@@ -64,8 +64,8 @@ class Mechanism(PublicNumbers):
         self.rules.check(self)
         if self.num_shards > 1 and not isinstance(self.group_stage(), ShardedGroups):
             raise ConfigError(
-                f"shards apply only to sampled groups; got shards = {self.num_shards} and {self.method} with "
-                f'sampling = "{self.sampling}". Leave shards out, or set sampling = "groups" with one of '
+                f"shards must be 1 unless groups are sampled; got {self.num_shards} and {self.method} with "
+                f'sampling = "{self.sampling}". Leave it out, or set sampling = "groups" with one of '
                 f"{', '.join(each.name for each in METHODS.values() if GROUPS in each.samplings)}"
             )
         if self.divisor < 0.1:

@@ -161,9 +161,9 @@ class ShardedGroups:
         smallest = len(self.ranges[0])
         if self.group_size > smallest:
             raise ConfigError(
-                f"group_size must be at most {smallest}, the number of slots in each of shards = "
-                f"{self.num_shards} ranges of num_records_public = {self.capacity}; got {self.group_size}. "
-                "Lower group_size or shards"
+                f"group_size must be at most {smallest}, the slots of a shard (num_records_public = "
+                f"{self.capacity}, shards = {self.num_shards}); got {self.group_size}. Lower group_size or "
+                "shards"
             )
         self._stage(self.ranges[0])
 

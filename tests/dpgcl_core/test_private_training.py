@@ -687,6 +687,11 @@ def test_method_without_disjoint_groups_is_refused() -> None:
         _training(mechanism)
 
 
+def test_shards_are_refused_because_there_is_one_process() -> None:
+    with pytest.raises(ConfigError, match=r"one process; got 2\. Use `trainers\.train`"):
+        _training(_mechanism(num_shards=2))
+
+
 class _Pairs(Dataset[tuple[Tensor, Tensor]]):
     def __len__(self) -> int:
         return NUM_RECORDS

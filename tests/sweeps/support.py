@@ -64,9 +64,11 @@ def given(**values: Any) -> SweepOptions:
 
 def loaded(chosen: SweepOptions) -> tuple[TrainingData, list[str]]:
     """The records of a sweep, and what must be said about them."""
-    held_out = chosen.evaluation.score_on_held_out
     return load_training_data(
-        chosen.data, score_on_held_out=held_out, num_records_public=chosen.mechanism.num_records_public
+        chosen.data,
+        score_on_held_out=chosen.evaluation.score_on_held_out,
+        num_records_public=chosen.mechanism.num_records_public,
+        has_shards=chosen.mechanism.shards > 1,
     )
 
 

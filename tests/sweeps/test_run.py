@@ -353,6 +353,27 @@ def test_failure_on_private_data_leaves_its_words_nowhere(pair: Pair) -> None:
     assert [path for path in files if b"the words of a record" in path.read_bytes()] == []
 
 
+@pytest.mark.ci
+def test_workers_with_a_shard_each_train_a_resumable_sweep(
+    shared_ray: None, tmp_path: Path, empty_database: Path
+) -> None:
+    """Each fetches its own part of the records; the slots are kept, so that a resume has the same shards."""
+    shutil.copy(empty_database, tmp_path)
+    given = ("--dataset", write_npz(tmp_path / "own.npz", 128), "--num-records-public", "130", "--no-ledger")
+    own = ("--shards", "2", "--storage", str(tmp_path), "--name", "one")
+    code, out, err = run_script("group_size", *QUICK, *given, *own)
+    assert code == 0, err
+    assert "The 130 slots are cut into 2 ranges" in out
+    (trial,) = (tmp_path / "sweeps" / "one" / "trials").iterdir()
+    table = next((tmp_path / "slot-tables").glob("*-130.npz"))
+    before = table.read_bytes()
+    trial.unlink()
+    code, _, err = run_script("group_size", "--resume", "--name", "one", "--storage", str(tmp_path))
+    assert code == 0, err
+    assert trial.exists()
+    assert table.read_bytes() == before
+
+
 # A sealed sweep
 
 

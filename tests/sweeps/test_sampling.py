@@ -12,6 +12,7 @@ from dpgcl_core.errors import ConfigError, LedgerError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, GROUPS, RECORDS, ZERO_OUT_ONE
+from sweeps.service.options.sweep_options import SweepOptions, errors_in_flags
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Point
 from sweeps.service.privacy.ledger_choice import with_registered_number
@@ -115,6 +116,48 @@ def test_plan_and_statement_say_what_the_number_of_records_promises(
         assert build_statement(plan, "sweep").headline().endswith(headline)
     assert any("zeroing out any one record" in note for note in taken.notes)
     assert any("1 empty slots of 90 would cost 4%" in note for note in declared.notes)
+
+
+def test_shards_are_in_plan_statement_and_workers(make_plan: Plan, private: tuple[str, ...]) -> None:
+    given = (*QUICK, *private, "--num-records-public", "93", "--group-sizes", "2", "4", "--shards", "2")
+    plan = make_plan(*given)
+    (note,) = [note for note in plan.notes if "93 slots" in note]
+    assert "2 ranges" in note
+    assert "K = 46 at S = 2, K = 22 at S = 4" in note  # ⌊46/2⌋ + ⌊47/2⌋ and ⌊46/4⌋ + ⌊47/4⌋
+    assert note not in plan.usual_notes, "the terminal shows it"
+    lines = dict(build_statement(plan, "sweep").lines())
+    assert "in each of 2 ranges of the slots" in lines["Sampling"]
+    assert {trial.config.performance.num_workers for trial in plan.trials} == {2}
+    plain = make_plan(*(*given[:-2], "--num-workers", "2"))
+    assert "ranges" not in dict(build_statement(plain, "sweep").lines())["Sampling"]
+    assert plan.cost == plain.cost
+    assert plan.fingerprint != plain.fingerprint
+    assert plan.data.slots is not None
+    assert plain.data.slots is None
+
+
+@pytest.mark.parametrize(
+    ("more", "reason"),
+    [
+        (("--shards", "2", "--num-workers", "3"), "--shards must be the number of workers"),
+        (
+            ("--shards", "2", "--sampling", "records"),
+            "--shards must be 1 unless groups are sampled; got 2 and dp_gcl",
+        ),
+        (("--shards", "0"), "--shards must be at least 1; got 0"),
+    ],
+)
+def test_shards_that_cannot_be_are_refused(
+    make_plan: Plan, private: tuple[str, ...], more: tuple[str, ...], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason), errors_in_flags(SweepOptions):
+        make_plan(*QUICK, *private, *more)
+
+
+def test_shards_are_the_same_in_all_trials() -> None:
+    chosen = support.options(*QUICK, "--shards", "2")
+    with pytest.raises(ConfigError, match="shards must be the same in all trials"):
+        plan_of("one", chosen, [Point(label="a", changes={"shards": 3})])
 
 
 def test_sweep_of_the_other_sampling_is_another_one(make_plan: Plan) -> None:

@@ -110,13 +110,13 @@ def _check_noised_scores(config: TrainingConfig, data: TrainingData) -> None:
 
 def _check_slots(config: TrainingConfig, data: TrainingData) -> None:
     slots, mechanism = data.slots, config.mechanism
-    if slots is None:
-        if mechanism.num_shards > 1:
-            raise ConfigError(
-                f"shards are ranges of a slot table; got shards = {mechanism.num_shards} and no table. Set "
-                "TrainingData.slots"
-            )
+    if data.held_out_records is None and mechanism.num_shards == 1:
         return
+    if slots is None:
+        raise ConfigError(
+            f"shards are ranges of a slot table; got shards = {mechanism.num_shards} and no table. Set "
+            "TrainingData.slots"
+        )
     num_trained, _ = split_public(slots.capacity, config.evaluation.score_on_held_out)
     if num_trained != mechanism.num_records_public:
         raise ConfigError(

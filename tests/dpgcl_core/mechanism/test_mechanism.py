@@ -15,7 +15,7 @@ from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import GROUPS, RECORDS, default_delta
 from dpgcl_core.noise.randomness import SecretRandomness, SeededNonPrivateRandomness
 from dpgcl_core.sampling.groups import expected_dropped_share, expected_num_groups
-from dpgcl_core.sampling.slots import SampledGroups
+from dpgcl_core.sampling.slots import SampledGroups, ShardedGroups
 
 
 def _mechanism(**changes: object) -> Mechanism:
@@ -49,6 +49,19 @@ def test_event_and_sampler_share_the_sampling_probability() -> None:
     groups = _mechanism(sampling=GROUPS)
     assert groups.dp_event() == event
     assert groups.group_stage().sampling_prob == event.event.sampling_probability
+
+
+@pytest.mark.parametrize("num_shards", [2, 3, 7])
+def test_shards_change_the_number_of_blocks_and_nothing_of_the_claim(num_shards: int) -> None:
+    one, sharded = _mechanism(), _mechanism(num_shards=num_shards)
+    assert sharded.dp_event() == one.dp_event()
+    assert sharded.sensitivity == one.sensitivity
+    stage = sharded.group_stage()
+    assert isinstance(stage, ShardedGroups)
+    assert stage.sampling_prob == one.sampling_prob
+    assert sharded.divisor == pytest.approx(0.1 * sum(len(slots) // 4 for slots in stage.ranges))
+    sizes = [len(slots) for slots in stage.ranges]
+    assert (len(sizes), sum(sizes), max(sizes) - min(sizes) <= 1) == (num_shards, 1000, True)
 
 
 def test_groups_are_sampled_unless_the_whole_batch_is_one() -> None:
@@ -203,6 +216,14 @@ def test_default_delta_is_the_papers() -> None:
         ({"sampling": "record"}, "unknown sampling 'record'"),
         ({"sampling": "groups", "method": "group_clip", "batch_cap": 400}, "group_clip samples records"),
         ({"num_records_public": 2}, "num_records_public must be at least 3"),
+        ({"num_shards": 0}, "shards must be at least 1; got 0"),
+        ({"num_shards": 2.5}, "num_shards must be a whole number"),
+        ({"num_shards": 300}, r"at most 3, .* shards = 300\); got 4\."),
+        (
+            {"num_shards": 2, "sampling": "records"},
+            'must be 1 .*; got 2 and dp_gcl with sampling = "records"',
+        ),
+        ({"num_shards": 2, "method": "group_clip", "batch_cap": 400}, r"group_clip .* one of dp_gcl, "),
     ],
 )
 def test_mechanism_refuses(changes: dict[str, object], message: str) -> None:

@@ -541,7 +541,7 @@ def test_all_shards_at_once_are_the_shards_one_by_one() -> None:
 
 
 def test_groups_that_fit_into_no_shard_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"at most 3, .* shards = 2 .* got 4\. Lower group_size or shards"):
+    with pytest.raises(ConfigError, match=r"at most 3, .* shards = 2\); got 4\. Lower group_size or shards"):
         ShardedGroups(capacity=7, group_size=4, sampling_prob=0.5, num_shards=2)
 
 
