@@ -65,7 +65,8 @@ class Mechanism(PublicNumbers):
         if self.num_shards > 1 and not isinstance(self.group_stage(), ShardedGroups):
             raise ConfigError(
                 f"shards must be 1 unless groups are sampled; got {self.num_shards} and {self.method} with "
-                f'sampling = "{self.sampling}". Leave it out, or set sampling = "groups" with one of '
+                f'sampling = "{self.sampling}" and group_size = {self.group_size}. Leave it out, or set '
+                'sampling = "groups" with a fixed group_size and one of '
                 f"{', '.join(each.name for each in METHODS.values() if GROUPS in each.samplings)}"
             )
         if self.divisor < 0.1:
