@@ -165,7 +165,7 @@ class ShardedGroups:
                 f"{self.capacity}, shards = {self.num_shards}); got {self.group_size}. Lower group_size or "
                 "shards"
             )
-        self._stage(self.ranges[0])
+        self._stage(0)
 
     @property
     def yields_incomplete(self) -> bool:
@@ -192,19 +192,19 @@ class ShardedGroups:
         """
         groups, complete = [np.empty((0, self.group_size), dtype=np.int64)], [np.empty(0, dtype=np.bool_)]
         for shard in shards:
-            drawn = self._stage(self.ranges[shard]).draw(
+            step_groups = self._stage(shard).draw(
                 len(rows[shard]),
                 sampling=generator(f"sampling in range {shard}"),
                 permutation=generator(f"permutation in range {shard}"),
             )
-            groups.append(rows[shard][drawn.rows] if len(rows[shard]) else drawn.rows)
-            complete.append(drawn.complete)
+            groups.append(rows[shard][step_groups.rows] if len(rows[shard]) else step_groups.rows)
+            complete.append(step_groups.complete)
         all_groups = np.concatenate(groups)
         return DrawnGroups(rows=all_groups, complete=np.concatenate(complete), batch_size=all_groups.size)
 
-    def _stage(self, slots: range) -> SampledGroups:
+    def _stage(self, shard: int) -> SampledGroups:
         return SampledGroups(
-            capacity=len(slots), group_size=self.group_size, sampling_prob=self.sampling_prob
+            capacity=len(self.ranges[shard]), group_size=self.group_size, sampling_prob=self.sampling_prob
         )
 
 

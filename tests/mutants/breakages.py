@@ -110,6 +110,32 @@ BREAKAGES = (
         after="groups",
         tests=("tests/trainers/training/test_workers.py::test_workers_have_the_law_of_one",),
     ),
+    Breakage(
+        name="every worker draws all shards",
+        file="dpgcl_core/private_step.py",
+        before="range(self.workers.rank, stage.num_shards, self.workers.count)",
+        after="range(stage.num_shards)",
+        tests=(
+            "tests/trainers/training/test_shards.py"
+            "::test_two_workers_with_a_shard_each_have_the_law_of_one_with_both",
+        ),
+    ),
+    Breakage(
+        name="shards are cut by the rows that are there",
+        file="trainers/data/dataset.py",
+        before="stage.rows_of(self.slots.slots_of(self.train.ids))",
+        after="stage.rows_of(np.arange(len(self.train)))",
+        tests=(
+            "tests/trainers/training/test_shards.py::test_a_worker_draws_the_records_of_its_own_range_of_slots",
+        ),
+    ),
+    Breakage(
+        name="all shards keep the same blocks",
+        file="dpgcl_core/sampling/slots.py",
+        before='f"sampling in range {shard}"',
+        after='"sampling"',
+        tests=("tests/dpgcl_core/sampling/test_slots.py::test_all_shards_at_once_are_the_shards_one_by_one",),
+    ),
     # Secrets
     Breakage(
         name="secret draws are seeded by step and purpose",
@@ -348,7 +374,7 @@ BREAKAGES = (
     Breakage(
         name="divisor of sampled groups counts records",
         file="dpgcl_core/mechanism/method.py",
-        before="num_blocks(numbers.num_records_public, int(numbers.group_size))",
+        before="num_blocks(numbers.num_records_public, size, num_shards)",
         after="numbers.num_records_public",
         tests=(
             "tests/dpgcl_core/mechanism/test_mechanism.py"

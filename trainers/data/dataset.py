@@ -111,13 +111,13 @@ class TrainingData:
         another range): whether a shard is empty depends on the records, and must end no training.
         """
         assert self.slots is not None
-        scored: dict[str, Any] = {"index": None, "queries": None, "held_out_records": None, "probes": ()}
+        no_scores: dict[str, Any] = {"index": None, "queries": None, "held_out_records": None, "probes": ()}
         parts = []
         for shard, rows in enumerate(self.rows_of_shards(stage)):
             train = self.train.take(rows if len(rows) else np.arange(1))
             slots = self.slots.holding(train.ids, None)
             part = dataclasses.replace(self, train=train, slots=slots, is_part=True)
-            parts.append(dataclasses.replace(part, **scored, class_names=()) if shard else part)
+            parts.append(dataclasses.replace(part, **no_scores, class_names=()) if shard else part)
         return parts
 
 

@@ -47,19 +47,20 @@ def _stage(config: TrainingConfig) -> ShardedGroups:
     return stage
 
 
-def _train_and_save(rank: int, folder: Path) -> None:
-    config = _config(num_records_public=61)
-    part = _data().parts(_stage(config))[rank]
+def _train_and_save(rank: int, folder: Path, has_all: bool) -> None:
+    config, data = _config(num_records_public=61), _data()
+    part = data.parts(_stage(config))[rank]
     assert len(part.train) < 60
-    result = train(config, part, workers=current_workers())
+    result = train(config, data if has_all else part, workers=current_workers())
     torch.save({"weights": _weights(result.encoder), "series": result.series}, folder / f"{rank}.pt")
 
 
 @pytest.mark.ci
-def test_two_workers_with_a_shard_each_have_the_law_of_one_with_both(tmp_path: Path) -> None:
+@pytest.mark.parametrize("has_all", [False, True])
+def test_two_workers_with_a_shard_each_have_the_law_of_one_with_both(has_all: bool, tmp_path: Path) -> None:
     """With the same draws: no group is counted twice or left out, and there is one noise."""
     one = train(_config(num_records_public=61), _data())
-    _spawn(_train_and_save, 2, tmp_path)
+    _spawn(_train_and_save, 2, tmp_path, has_all)
     saved = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     expected = _weights(one.encoder)
     assert torch.equal(saved[0]["weights"], saved[1]["weights"])
