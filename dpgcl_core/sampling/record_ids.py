@@ -1,10 +1,11 @@
-"""Stage 1, records: one record is one privacy unit, and only its stable id decides its shard and split.
+"""Stage 1, records: one record is one privacy unit, and only its stable id decides its split.
 
 Neighbouring data sets differ by **adding or removing one record**. Every rule that assigns a record to
 a shard, a split or an augmentation must therefore leave the assignment of all *other* records unchanged. So
-it is a function of the record's id and of public randomness, never of its position or of the number of
-records. With positional shards, removing one record moves all others, and the claimed sensitivity of the
-training step is false (`tests/dpgcl_core/sampling/test_neighbours.py` shows the violation).
+it is a function of the record's id and of public randomness, or of its slot in a slot table, never of its
+position or of the number of records. With positional shards, removing one record moves all others, and the
+claimed sensitivity of the training step is false (`tests/dpgcl_core/sampling/test_neighbours.py` shows the
+violation).
 """
 
 from __future__ import annotations
@@ -101,8 +102,3 @@ def held_out(ids: Ids, fraction: float, *, key: str = "test-split") -> NDArray[n
     True
     """
     return keyed_uniform(ids, key) < fraction
-
-
-def shard_of(ids: Ids, num_shards: int, *, key: str = "shard") -> NDArray[np.int64]:
-    """Return each record's shard, `[num_records]` in `[0, num_shards)`, chosen only by its id."""
-    return np.minimum((keyed_uniform(ids, key) * num_shards).astype(np.int64), num_shards - 1)

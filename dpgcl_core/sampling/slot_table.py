@@ -9,8 +9,8 @@ Guarantee. Whichever records were added and removed before, the table is a unifo
 present records into N slots, and the injection of D' = D ∪ {r}, restricted to D, has the law of the injection
 of D: the table couples the two, with the slot of r empty under D. Condition on the table. Every range of
 slots then holds the same records in both, except for r, and its size is public. The proof of
-`dpgcl_core.sampling.slots` holds in each range, whose placement may be drawn again at every step. The table
-itself reveals the present records: **private-only**.
+`dpgcl_core.sampling.slots` holds in each range, whose placement may be drawn again at every step
+(`ShardedGroups` does so in several ranges). The table itself reveals the present records: **private-only**.
 """
 
 from __future__ import annotations

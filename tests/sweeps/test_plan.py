@@ -274,6 +274,7 @@ CHANGES = {
     "--probe-datasets": "{own}",
     "--noise-multiplier": "2",
     "--sampling": "records",
+    "--shards": "2",
     "--delta": "1e-5",
     "--num-records-public": "1500",
     "--expected-batch-size": "65",

@@ -29,6 +29,7 @@ from sweeps.service.running.clock import SystemClock
 from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import contents, plan, run, run_script, tracked_runs, train_here, write_npz
 from trainers.config.training import PerformanceConfig
+from trainers.data.dataset import TrainingData
 from trainers.files.outcome_file import OUTCOMES_FILE
 from trainers.tracking.mlflow_server import connect
 
@@ -355,15 +356,26 @@ def test_failure_on_private_data_leaves_its_words_nowhere(pair: Pair) -> None:
 
 @pytest.mark.ci
 def test_workers_with_a_shard_each_train_a_resumable_sweep(
-    shared_ray: None, tmp_path: Path, empty_database: Path
+    shared_ray: None, tmp_path: Path, empty_database: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each fetches its own part of the records; the slots are kept, so that a resume has the same shards."""
     shutil.copy(empty_database, tmp_path)
+    import ray
+
+    put, parts = ray.put, list[TrainingData]()
+
+    def record_put(value: Any) -> Any:
+        parts.extend([value] if isinstance(value, TrainingData) else [])
+        return put(value)
+
+    monkeypatch.setattr(ray, "put", record_put)
     given = ("--dataset", write_npz(tmp_path / "own.npz", 128), "--num-records-public", "130", "--no-ledger")
     own = ("--shards", "2", "--storage", str(tmp_path), "--name", "one")
     code, out, err = run_script("group_size", *QUICK, *given, *own)
     assert code == 0, err
     assert "The 130 slots are cut into 2 ranges" in out
+    assert [part.is_part for part in parts] == [True, True]
+    assert sum(len(part.train) for part in parts) == len({*parts[0].train.ids, *parts[1].train.ids}) == 128
     (trial,) = (tmp_path / "sweeps" / "one" / "trials").iterdir()
     table = next((tmp_path / "slot-tables").glob("*-130.npz"))
     before = table.read_bytes()

@@ -9,7 +9,7 @@ sensitivity of the step is the same as for records with one row.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -104,21 +104,19 @@ class TrainingData:
         assert self.slots is not None
         return stage.rows_of(self.slots.slots_of(self.train.ids))
 
-    def parts(self, stage: ShardedGroups) -> list[TrainingData]:
-        """Return each worker's data: the training records of its shard, and at the first worker all others.
+    def parts(self, stage: ShardedGroups) -> Iterator[TrainingData]:
+        """Yield each worker's data: the training records of its shard, and at the first worker all others.
 
         A worker without a record gets the first one instead, which its draw never uses (the slot is in
         another range): whether a shard is empty depends on the records, and must end no training.
         """
         assert self.slots is not None
         no_scores: dict[str, Any] = {"index": None, "queries": None, "held_out_records": None, "probes": ()}
-        parts = []
         for shard, rows in enumerate(self.rows_of_shards(stage)):
             train = self.train.take(rows if len(rows) else np.arange(1))
             slots = self.slots.holding(train.ids, None)
             part = dataclasses.replace(self, train=train, slots=slots, is_part=True)
-            parts.append(dataclasses.replace(part, **no_scores, class_names=()) if shard else part)
-        return parts
+            yield dataclasses.replace(part, **no_scores, class_names=()) if shard else part
 
 
 @dataclass(frozen=True, kw_only=True)

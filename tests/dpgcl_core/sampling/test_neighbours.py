@@ -17,7 +17,7 @@ from dp_accounting import dp_event
 from dpgcl_core.accounting.composition import epsilon_pld
 from dpgcl_core.sampling.groups import FixedSizeGroups
 from dpgcl_core.sampling.poisson import PoissonSampler
-from dpgcl_core.sampling.record_ids import ids_from_names, shard_of
+from dpgcl_core.sampling.record_ids import ids_from_names
 from tests.oracles import coupling_distance, grouping_law, positional_shard_law
 
 CLAIMED = 2  # sensitivity 2C: at most two group gradients of norm C in the symmetric difference
@@ -91,7 +91,7 @@ def test_positional_shards_are_caught(scheme: str) -> None:
 
 def test_shards_by_id_couple_within_2c() -> None:
     ids = ids_from_names([f"record {i}" for i in range(6)])
-    shards = shard_of(ids, 2)
+    shards = ids % 2
     for removed in range(6):
         kept = [r for r in range(6) if r != removed]
         distance = coupling_distance(

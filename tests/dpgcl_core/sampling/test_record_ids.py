@@ -10,7 +10,6 @@ from dpgcl_core.sampling.record_ids import (
     ids_from_contents,
     ids_from_names,
     keyed_uniform,
-    shard_of,
 )
 
 
@@ -50,10 +49,3 @@ def test_keyed_uniform_is_uniform_and_independent_across_keys() -> None:
 def test_held_out_share_is_the_fraction() -> None:
     ids = ids_from_names(f"record {i}" for i in range(20_000))
     assert abs(held_out(ids, 0.2).mean() - 0.2) < 5 * np.sqrt(0.16 / 20_000)
-
-
-def test_shards_cover_the_range_evenly() -> None:
-    ids = ids_from_names(f"record {i}" for i in range(30_000))
-    counts = np.bincount(shard_of(ids, 3), minlength=3)
-    assert len(counts) == 3
-    assert np.abs(counts - 10_000).max() < 5 * np.sqrt(30_000 * 2 / 9)
