@@ -169,15 +169,8 @@ class PublicNumbers:
     num_shards: int = 1
 
     def __post_init__(self) -> None:
-        whole = (
-            "num_records_public",
-            "group_size",
-            "num_steps",
-            "batch_cap",
-            "num_restart_steps",
-            "num_shards",
-        )
-        for name in whole:
+        counts = "num_records_public", "num_steps", "batch_cap", "num_restart_steps", "num_shards"
+        for name in ("group_size", *counts):
             if getattr(self, name) not in (None, BATCH):
                 object.__setattr__(self, name, whole_number(name, getattr(self, name)))
         for name in ("sampling_prob", "l2_clip_norm", "noise_multiplier", "target_delta"):
