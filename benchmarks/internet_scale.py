@@ -33,8 +33,8 @@ from trainers.data.stored_images import PLACE
 
 SOURCES: dict[str, type[DrawSource]] = {"plain": SecretRandomness, "secure": SecureRandomness}
 _FLOAT32, _FLOAT64 = 4, 8
-_PLACE_BYTES = PLACE.itemsize + 2 * 8
-"""Bytes per record for its place, its id and the digest of its pixels, if images stay in their files."""
+_PLACE_BYTES = PLACE.itemsize + 8
+"""Bytes per record for its place and its id, if images stay in their files."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ MEANINGS: dict[str, tuple[str, float, str]] = {
     "broadcast_bytes_per_worker": ("noisy gradient received by each worker per step, float32", 1e6, "MB"),
     "drawn_rows_bytes": ("row numbers of the drawn records, sent by the first worker", 1e6, "MB"),
     "checkpoint_bytes": ("checkpoint: weights and Adam's two moments", 1e6, "MB"),
-    "place_bytes": ("places, ids and digests of the records, one copy per node in Ray", 1e9, "GB"),
+    "place_bytes": ("places and ids of the records, one copy per node in Ray", 1e9, "GB"),
     "pixel_bytes": ("all pixels at 224×224, if they were held in memory", 1e12, "TB"),
     "ledger_rows": ("ledger rows per sweep: a reservation and a settlement per trial", 1, ""),
 }

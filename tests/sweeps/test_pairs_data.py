@@ -205,14 +205,17 @@ def test_private_pictures_among_public_ones_are_refused(kind: str, tmp_path: Pat
     else:
         own = write_shard(tmp_path / "own" / "own.tar", images)
     message = refused(own, evaluate_on="shapes:30")
-    assert message == "evaluate_on must be public; it holds images of the private training data"
+    assert message == (
+        "evaluate_on must be public; it holds images of the private training data. Remove them from either, "
+        "or pass --drop-overlap copies"
+    )
     assert len(load(own, evaluate_on="shapes:10")[0].train) == 11
 
 
 def test_private_pictures_among_probes_are_refused(tmp_path: Path) -> None:
     shared = load_dataset("shapes:30").train.images[17].transpose(1, 2, 0)
     message = refused(write_csv(tmp_path, [*random_images(10), shared]), probe_datasets=("shapes:30",))
-    assert message == "probe_datasets must be public; it holds images of the private training data"
+    assert message.startswith("probe_datasets must be public; it holds images of the private training data.")
 
 
 def test_stored_pictures_are_compared_by_their_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,7 +225,10 @@ def test_stored_pictures_are_compared_by_their_index(tmp_path: Path, monkeypatch
     load(own, evaluate_on="shapes:10", in_memory=False)
     with pytest.raises(ConfigError, match="it holds images of the private training data") as caught:
         load(own, evaluate_on=other, in_memory=False)
-    assert caught.value.details == {"private images in evaluate_on": [11]}
+    assert caught.value.details == {
+        "private images in evaluate_on": [11],
+        "their copies in the training data": [3],
+    }
 
 
 @pytest.mark.parametrize("evaluate_on", ["shapes", "shapes:7", "shapes:20:0"])

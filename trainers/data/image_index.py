@@ -42,8 +42,9 @@ from trainers.data.decoding import (
 )
 from trainers.data.download import cache_folder
 from trainers.data.faults import check_one_size
+from trainers.data.image_digests import DIGESTS, image_digests
 from trainers.data.request import Request
-from trainers.data.stored_images import PLACE, Images, StoredImages, pixel_digest, stamp_of
+from trainers.data.stored_images import PLACE, Images, StoredImages, stamp_of
 from trainers.files.durable_files import replacing
 from trainers.files.machine_memory import free_memory
 
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 INDEX_FOLDER = ".dpgcl-index"
 IMAGES_AT_ONCE = 256
-_FORMAT = 2
+_FORMAT = 3
 _FILES_PER_PART = 8192
 _SECONDS_BETWEEN_LINES = 10.0
 _log = logging.getLogger(__name__)
@@ -65,7 +66,8 @@ def schema_of(**columns: pa.DataType) -> pa.Schema:
     """Return the schema of an index with the facts of each image and further columns."""
     import pyarrow as pa
 
-    facts = {"height": pa.uint32(), "width": pa.uint32(), "is_grey": pa.bool_(), "pixels": pa.uint64()}
+    facts = {"height": pa.uint32(), "width": pa.uint32(), "is_grey": pa.bool_()}
+    facts |= dict.fromkeys(DIGESTS.names or (), pa.uint64())
     return pa.schema(facts | {"conversions": pa.uint8(), "fault": pa.string()} | columns)
 
 
@@ -111,20 +113,20 @@ class ImageScan:
         """Decode images in several threads, and return the facts of each by column; see `schema_of`."""
         limit, size = self.request.max_image_pixels, self.request.image_size
 
-        def decode(source: Source) -> tuple[Any, tuple[str, ...], int]:
+        def decode(source: Source) -> tuple[Any, tuple[str, ...], NDArray[np.void]]:
             image, conversions = decode_image(source, size, limit)
             if self.keeps_pixels or isinstance(image, str):
-                return image, conversions, 0
-            return image, conversions, pixel_digest(np.atleast_3d(image).transpose(2, 0, 1))
+                return image, conversions, np.zeros(1, DIGESTS)
+            return image, conversions, image_digests(np.atleast_3d(image).transpose(2, 0, 1)[None])
 
         prepare_decoders()
         results = in_threads(decode, sources)
         if self.keeps_pixels:
             self.decoded += [image for image, _, _ in results]
         self._show_progress(len(results))
+        digests = np.concatenate([np.zeros(0, DIGESTS), *(digest for _, _, digest in results)])
         shapes = [(0, 0, 0) if isinstance(image, str) else image.shape for image, _, _ in results]
-        return {
-            "pixels": np.array([digest for _, _, digest in results], dtype=np.uint64),
+        return {name: digests[name] for name in DIGESTS.names or ()} | {
             "height": np.array([shape[0] for shape in shapes], dtype=np.uint32),
             "width": np.array([shape[1] for shape in shapes], dtype=np.uint32),
             "is_grey": [len(shape) == 2 for shape in shapes],
@@ -405,12 +407,15 @@ class ScannedImages:
             check_one_size(Counter(zip(heights.tolist(), widths.tolist(), strict=True)))
         if self.decoded is not None:
             return stacked([self.decoded[row] for row in rows], channels)
+        digests = np.empty(len(heights), DIGESTS)
+        for name in DIGESTS.names or ():
+            digests[name] = _array(self.facts, name)[rows_or_all]
         return StoredImages(
             files=self.files,
             stamps=self.stamps,
             places=self.places[rows_or_all],
             channels=channels,
-            digests=_array(self.facts, "pixels")[rows_or_all],
+            digests=digests,
             height=int(heights[0]),
             width=int(widths[0]),
             image_size=self.request.image_size,

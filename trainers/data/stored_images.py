@@ -8,7 +8,6 @@ accountant assumes.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -25,6 +24,7 @@ from dpgcl_core.object_store import RemoteFile, address_of, read_ranges
 from trainers.data.channels import with_channels
 from trainers.data.decoding import decode_image, in_threads, prepare_decoders, resize_images
 from trainers.data.faults import RecordsError
+from trainers.data.image_digests import image_digests
 
 PLACE = np.dtype([("file", np.uint32), ("offset", np.uint64), ("num_bytes", np.uint64)])
 """Where an image is stored: 20 bytes."""
@@ -63,7 +63,7 @@ class StoredImages:
       files: the path of every file, or its address in a bucket, as bytes.
       stamps: int64 `[num_files, 2]`, the `stamp_of` each file when indexed.
       places: `[num_images]` of type `PLACE`.
-      digests: uint64 `[num_images]`, the `pixel_digest` of each image; None if it is not known.
+      digests: `[num_images]`, the `image_digests`; None if they are not known.
       channels, height, width: shape of every image as returned.
       image_size: images are resized to this many pixels square, or None.
       max_pixels: largest allowed image as stored.
@@ -72,7 +72,7 @@ class StoredImages:
     files: Sequence[bytes] = field(repr=False)
     stamps: NDArray[np.int64]
     places: NDArray[np.void]
-    digests: NDArray[np.uint64] | None
+    digests: NDArray[np.void] | None
     channels: int
     height: int
     width: int
@@ -123,6 +123,9 @@ class StoredImages:
         """Return the same store with only the images at `rows`, without reading any."""
         digests = None if self.digests is None else self.digests[rows]
         return dataclasses.replace(self, places=self.places[rows], digests=digests)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"digests": None}  # a worker compares no images
 
     def in_channels(self, channels: int) -> StoredImages:
         """Return the same images as grey (one channel) or colour (three), without reading any."""
@@ -279,18 +282,11 @@ def in_channels(images: Images, channels: int) -> Images:
     return with_channels(images, channels) if isinstance(images, np.ndarray) else images.in_channels(channels)
 
 
-def pixel_digest(image: NDArray[np.uint8]) -> int:
-    """Return a digest of the size and the colours of an image `[channels, height, width]`."""
-    colour = with_channels(image[None], 3)
-    digest = hashlib.blake2b(colour.tobytes(), digest_size=8, key=str(colour.shape).encode())
-    return int.from_bytes(digest.digest(), "little")
-
-
-def digests_of(images: Images) -> NDArray[np.uint64]:
-    """Return the `pixel_digest` of all images; they are read in parts, unless their index has the digests."""
+def digests_of(images: Images) -> NDArray[np.void]:
+    """Return the `image_digests` of all images, which are read in parts unless their index has the digests."""
     if isinstance(images, StoredImages) and images.digests is not None:
         return images.digests
-    return np.fromiter((pixel_digest(image) for part in in_parts(images) for image in part), dtype=np.uint64)
+    return np.concatenate(list(map(image_digests, in_parts(images))))
 
 
 def select(images: Images, rows: NDArray[np.int64]) -> Images:

@@ -138,7 +138,8 @@ def _read_shard(file: Path | RemoteFile, scan: ImageScan) -> tuple[pa.Schema, It
 
     stream = _open_shard(file)
     members, left_out = _members(stream, file, scan.request)
-    texts = {"captions": pa.list_(pa.string()), "unit": pa.binary(), "label": pa.binary()}
+    texts = {"captions": pa.list_(pa.string())} if scan.request.has_captions else {}
+    texts |= {name: pa.binary() for name in ("unit", "label") if getattr(scan.request.pairs, name)}
     schema = schema_of(offset=pa.uint64(), num_bytes=pa.uint64(), key=pa.binary(16), **texts)
     schema = schema.with_metadata({_LEFT_OUT: json.dumps(left_out)})
     return schema, _samples(stream, members, scan, schema)

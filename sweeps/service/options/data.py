@@ -19,6 +19,9 @@ from trainers.data.loading import (
 )
 from trainers.data.pair_options import PairOptions
 
+Overlap = Literal["none", "copies", "similar"]
+"""Images that private and public data share; similar images include copies."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DataOptions:
@@ -33,6 +36,9 @@ class DataOptions:
     """A public data set to score on, labelled or with captions; private training data need one for scores."""
     probe_datasets: tuple[str, ...] = ()
     """More public labelled data sets to score frozen features on; images get the training data's shape."""
+    drop_overlap: Overlap = "none"
+    """Train without private records of which the public data hold a copy, or a similar image: one compressed
+    again, resized or made brighter. Needs a declared number of records."""
     unit_column: str | None = None
     """Column of your own data that names the privacy unit: all rows of one unit are one record."""
     pairs: PairOptions = field(default_factory=PairOptions)

@@ -132,9 +132,18 @@ class SweepPlan:
         limit = [] if source.max_image_pixels == MAX_IMAGE_PIXELS else [source.max_image_pixels]
         is_secure = source.are_private or any(trial.config.secure_noise for trial in self.trials)
         captions = [] if source.class_captions is None else [source.class_captions]
+        overlap = [] if source.drop_overlap == "none" else [source.drop_overlap]
         content = {
             "trials": [[trial.name, self.hashes[trial.name]] for trial in self.trials],
-            "data": [source.dataset, source.image_size, source.unit_column, pairs, *limit, *captions],
+            "data": [
+                source.dataset,
+                source.image_size,
+                source.unit_column,
+                pairs,
+                *limit,
+                *captions,
+                *overlap,
+            ],
             "scored": [source.evaluate_on, source.test_fraction, source.probe_datasets],
             "private": source.are_private,
             "num_records": len(self.data.train) if self.data.train_is_public else None,

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError, DataError, DpgclError, show_on_a_terminal
 from dpgcl_core.noise.chacha20 import SecureGenerator
 from dpgcl_core.sampling.record_ids import Ids
 from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.options.data import DataOptions, data_path
+from sweeps.service.planning.public_overlap import without_overlap
 from trainers.data.dataset import AnyRecords, Dataset, TrainingData
 from trainers.data.faults import RecordsError
 from trainers.data.loading import load_dataset, split_held_out, split_train_test
 from trainers.data.own_images import label_place
 from trainers.data.probes import load_probes
 from trainers.data.shapes import shapes_name
-from trainers.data.stored_images import digests_of
 from trainers.failures import describe_error
 
 SlotsFor = Callable[[int, Ids], SlotTable]
@@ -43,7 +42,8 @@ def load_training_data(
     Args:
       options: the data options.
       score_on_held_out: the held-out share, see `trainers.config.training.EvaluationConfig`.
-      num_records_public: N, the number of slots if records have slots; by default the number of records.
+      num_records_public: N, the declared number of records and, if records have slots, of slots; by default
+        the number of records.
       slots_for: returns the slots if records have any; by default fresh slots, which are not stored.
       has_shards: whether the workers of a training have shards, and so the records slots; if records are held
         out, they have slots, too.
@@ -104,6 +104,8 @@ def _load(
 ) -> tuple[TrainingData, list[str]]:
     """Check the options, then load and split the records; see `load_training_data`."""
     _check_data_options(options, score_on_held_out)
+    if options.drop_overlap != "none":
+        _check_drop_overlap(options, num_records_public)
     dataset = _load_own(options)
     private = options.are_private
     index = queries = scored_set = None
@@ -127,10 +129,6 @@ def _load(
         index = train
     if private:
         show_on_a_terminal({f"training data: {kind}": n for kind, n in dataset.reading_counts.items()})
-    slots = held_out = None
-    if score_on_held_out or has_shards:
-        slots = slots_for(num_records_public or len(train), train.ids)
-        train, held_out = split_held_out(train, score_on_held_out, slots)
     probes = load_probes(
         options.probe_datasets,
         dataset,
@@ -144,7 +142,11 @@ def _load(
             public["evaluate_on"] = [scored_set.train, *([scored_set.test] if scored_set.test else [])]
         if probes:
             public["probe_datasets"] = [part for probe in probes for part in (probe.index, probe.queries)]
-        _refuse_shared_images(dataset, public)
+        train = without_overlap(dataset, public, options.drop_overlap)
+    slots = held_out = None
+    if score_on_held_out or has_shards:
+        slots = slots_for(num_records_public or len(train), train.ids)
+        train, held_out = split_held_out(train, score_on_held_out, slots)
     data = TrainingData(
         train=train,
         index=index,
@@ -225,6 +227,9 @@ def _data_notes(options: DataOptions) -> list[str]:
             "The training data are private: there are no trials at ε = ∞, and no un-noised SNR or loss of "
             "private records."
         )
+        if options.drop_overlap != "none":
+            kind = "a copy of" if options.drop_overlap == "copies" else "an image similar to"
+            notes.append(f"Records with {kind} an image of the public data are left out (--drop-overlap).")
         if options.evaluate_on is None and not options.probe_datasets:
             notes.append("There are no scores to compare trials by. Set --evaluate-on to a public data set.")
     return notes
@@ -262,29 +267,19 @@ def _check_data_options(options: DataOptions, share: float) -> None:
         )
 
 
-def _refuse_shared_images(private: Dataset, public: Mapping[str, Sequence[AnyRecords]]) -> None:
-    """Raise ConfigError if public data, listed by option, hold private images, whatever the data's names.
-
-    Private test records, which no training uses, are as private as the others.
-
-    Images are compared as they are after resizing, in colour. Two different images have the same digest with
-    a probability of 2^-64; in that case public data are refused. Which images are shared is in the error's
-    details, as it says which records are in the private data.
-    """
-    if not any(public.values()):
-        return
-    private_digests = _image_digests([private.train, *([private.test] if private.test else [])])
-    for option, records in public.items():
-        shared = np.flatnonzero(np.isin(_image_digests(records), private_digests))
-        if len(shared):
-            error = ConfigError(f"{option} must be public; it holds images of the private training data")
-            error.details = {f"private images in {option}": shared.tolist()}
-            raise error
-
-
-def _image_digests(parts: Sequence[AnyRecords]) -> NDArray[np.uint64]:
-    """Return a digest of each image, `[num_images of all parts]`."""
-    return np.concatenate([digests_of(part.images) for part in parts])
+def _check_drop_overlap(options: DataOptions, num_records_public: int | None) -> None:
+    """Raise ConfigError unless records can be dropped, see `sweeps.service.planning.public_overlap`."""
+    if not options.are_private or not (options.evaluate_on or options.probe_datasets):
+        raise ConfigError(
+            "drop_overlap applies only to private training data beside public data; got "
+            f"{options.drop_overlap} without {'public' if options.are_private else 'private'} data. Leave it "
+            "out, or set --evaluate-on"
+        )
+    if num_records_public is None:
+        raise ConfigError(
+            "drop_overlap needs a declared number of records, since the number that stays is private; got "
+            f"{options.drop_overlap} and no number. Set --num-records-public, or register them in a ledger"
+        )
 
 
 def _same_source(first: str, second: str) -> bool:

@@ -1,0 +1,92 @@
+"""Digests by which images in two data sets are compared without keeping pixels: copies and similar images.
+
+Copies have the same pixels, in colour, after both data sets were resized. Similar images are copies that were
+compressed again, resized or made brighter. They have nearly the same perceptual hash, here the signs of low
+frequencies of a discrete cosine transform: Zauner (2010), Implementation and Benchmarking of Perceptual Image
+Hash Functions, section 3.2.1. It sees neither colour nor detail, so it also finds different images of one
+composition. At 4 of 64 bits, on images of 28 to 64 pixels:
+
+- Of crops of photographs, a JPEG of quality 75 is found in 82 to 91 % of all cases, half or double the size
+  in 96 % or more, 20 grey levels more in 98 %. The crops without contrast are those that are missed.
+- Of crops of photographs 0.4 % are similar to some other crop, of Fashion-MNIST 10 % to one of 20,000 images,
+  and of icons, many of which differ in colour alone, more than half.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainers.data.channels import with_channels
+
+DIGESTS = np.dtype([("pixels", np.uint64), ("look", np.uint64)])
+"""A digest of the size and colours of an image, and its perceptual hash; 0 if the image has none."""
+
+_SMALLEST_SIDE = 16
+_LEAST_CONTRAST = 0.25
+_MAX_DISTANCE, _BAND_BITS = 4, 13  # five bands of 13 bits, the last of 12
+
+
+def image_digests(images: NDArray[np.uint8]) -> NDArray[np.void]:
+    """Return the digests of images `[n, channels, height, width]`, `[n]` of type `DIGESTS`.
+
+    An image has no perceptual hash if a side is shorter than 16 pixels, or if its low frequencies have an
+    amplitude of less than about one grey level: it would be similar to every flat image.
+    """
+    digests = np.zeros(len(images), dtype=DIGESTS)
+    colour = with_channels(images, 3)
+    key = str(colour.shape[1:]).encode()
+    pixels = (hashlib.blake2b(image.tobytes(), digest_size=8, key=key).digest() for image in colour)
+    digests["pixels"] = np.frombuffer(b"".join(pixels), dtype="<u8")
+    if min(images.shape[2:]) >= _SMALLEST_SIDE:
+        rows, columns = (_cosines(side) for side in images.shape[2:])
+        grey = with_channels(images, 1)[:, 0].astype(np.float64)
+        waves = (rows @ grey @ columns.T).reshape(len(images), -1)
+        bits = waves > np.median(waves, axis=1, keepdims=True)
+        looks = np.packbits(bits, axis=1).view(np.uint64)[:, 0]
+        digests["look"] = np.where(np.linalg.norm(waves, axis=1) < _LEAST_CONTRAST, 0, looks)
+    return digests
+
+
+def _cosines(side: int) -> NDArray[np.float64]:
+    """Return the cosines of the frequencies 1 to 8, `[8, side]`; the mean, frequency 0, is the brightness."""
+    places = (2 * np.arange(side) + 1) / (2 * side)
+    cosines: NDArray[np.float64] = np.cos(np.pi * np.outer(np.arange(1, 9), places)) / side
+    return cosines
+
+
+def find_copies(digests: NDArray[np.void], others: NDArray[np.void]) -> NDArray[np.int64]:
+    """Return for each image the position of a copy among `others`, or -1.
+
+    Different images have the same digest with a probability of 2^-64.
+    """
+    order = np.argsort(others["pixels"])
+    ranks = np.searchsorted(others["pixels"], digests["pixels"], sorter=order)
+    places = order[np.minimum(ranks, len(order) - 1)]
+    return np.where(others["pixels"][places] == digests["pixels"], places, -1)
+
+
+def find_similar(digests: NDArray[np.void], others: NDArray[np.void]) -> NDArray[np.int64]:
+    """Return for each image the position of a copy or of a similar image among `others`, or -1.
+
+    Hashes that differ in at most 4 bits have one of 5 bands of bits in common, so only others with the same
+    band are compared.
+    """
+    looks, matches = digests["look"], find_copies(digests, others)
+    num_keys = 1 << _BAND_BITS
+    for shift in range(0, 64, _BAND_BITS):
+        keys, other_keys = ((x["look"] >> shift) % num_keys for x in (digests, others))
+        order = np.argsort(other_keys)
+        starts = np.searchsorted(other_keys[order], np.arange(num_keys + 1))
+        places, ends = starts[keys], starts[keys + 1]
+        rows = np.flatnonzero((matches < 0) & (looks > 0) & (places < ends))
+        while len(rows):
+            candidates = order[places[rows]]
+            found = others["look"][candidates]
+            is_similar = (np.bitwise_count(looks[rows] ^ found) <= _MAX_DISTANCE) & (found > 0)
+            matches[rows[is_similar]] = candidates[is_similar]
+            places[rows] += 1
+            rows = rows[~is_similar & (places[rows] < ends[rows])]
+    return matches
