@@ -105,6 +105,13 @@ _SOURCES = (
         options=(*_COLUMNS, CLASS_CAPTIONS),
     ),
     DataSource(
+        name="hf",
+        reader="trainers.data.pair_tables:load_hf",
+        captions=IN_A_COLUMN,
+        has_columns=True,
+        options=(*_COLUMNS, CLASS_CAPTIONS),
+    ),
+    DataSource(
         name="csv",
         reader="trainers.data.pair_tables:load_csv",
         captions=IN_A_COLUMN,

@@ -1,15 +1,10 @@
-"""Digests by which images in two data sets are compared without keeping pixels: copies and similar images.
+"""Digests by which the images of two data sets are compared: copies, and images that look alike.
 
-Copies have the same pixels, in colour, after both data sets were resized. Similar images are copies that were
-compressed again, resized or made brighter. They have nearly the same perceptual hash, here the signs of low
-frequencies of a discrete cosine transform: Zauner (2010), Implementation and Benchmarking of Perceptual Image
-Hash Functions, section 3.2.1. It sees neither colour nor detail, so it also finds different images of one
-composition. At 4 of 64 bits, on images of 28 to 64 pixels:
-
-- Of crops of photographs, a JPEG of quality 75 is found in 82 to 91 % of all cases, half or double the size
-  in 96 % or more, 20 grey levels more in 98 %. The crops without contrast are those that are missed.
-- Of crops of photographs 0.4 % are similar to some other crop, of Fashion-MNIST 10 % to one of 20,000 images,
-  and of icons, many of which differ in colour alone, more than half.
+Copies have the same pixels, in colour, after both data sets were resized. Similar images, such as copies that
+were compressed again, resized or made brighter, have nearly the same perceptual hash: the signs of the low
+frequencies of a discrete cosine transform of the grey image, as in Zauner (2010), Implementation and
+Benchmarking of Perceptual Image Hash Functions, section 3.2.1. It sees neither colour nor detail, so it also
+finds different images of one composition (docs/private-data.md has measured rates).
 """
 
 from __future__ import annotations

@@ -475,11 +475,16 @@ def _with_places(table: pa.Table, start: int) -> pa.Table:
       table: the index; its column `content` holds the images.
       start: the address that the file is mapped at.
     """
-    offsets, sizes = [np.zeros(0, np.uint64)], [np.zeros(0, np.uint64)]
-    for chunk in table["content"].chunks:
-        _, bounds, data = chunk.buffers()
-        ends = np.frombuffer(bounds, np.int64)[chunk.offset : chunk.offset + len(chunk) + 1]
-        offsets.append((ends[:-1] + (data.address - start)).astype(np.uint64))
-        sizes.append(np.diff(ends).astype(np.uint64))
-    table = table.drop_columns("content").append_column("offset", [np.concatenate(offsets)])
-    return table.append_column("num_bytes", [np.concatenate(sizes)])
+    places = [(np.zeros(0, np.uint64),) * 2, *(places_of(chunk, start) for chunk in table["content"].chunks)]
+    offsets, sizes = map(np.concatenate, zip(*places, strict=True))
+    table = table.drop_columns("content").append_column("offset", [offsets])
+    return table.append_column("num_bytes", [sizes])
+
+
+def places_of(encoded: pa.Array, start: int) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:
+    """Return the offset and number of bytes of binary values in a file that is mapped at address `start`."""
+    kinds = {"binary": np.int32, "large_binary": np.int64}
+    _, bounds, data = encoded.buffers()
+    ends = np.frombuffer(bounds, kinds[str(encoded.type)])[encoded.offset :][: len(encoded) + 1]
+    offsets = ends[:-1].astype(np.int64) + (data.address - start)
+    return offsets.astype(np.uint64), np.diff(ends).astype(np.uint64)

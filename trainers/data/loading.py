@@ -53,8 +53,8 @@ def check_dataset_name(name: str) -> None:
     Traceback (most recent call last):
     ...
     dpgcl_core.errors.ConfigError: unknown data set 'digit'; did you mean 'digits'? Valid: cifar10, \
-csv:PATH, digits, eurosat, fashion-mnist, folder:PATH, npz:PATH, parquet:PATH, shapes, shapes:NUM:SEED, \
-shards:PATH, webdataset:PATH
+csv:PATH, digits, eurosat, fashion-mnist, folder:PATH, hf:PATH, npz:PATH, parquet:PATH, shapes, \
+shapes:NUM:SEED, shards:PATH, webdataset:PATH
     """
     source, path = source_of(name), name.partition(":")[2]
     if is_builtin_name(name):
@@ -99,8 +99,10 @@ def _holds_pairs(name: str, pairs: PairOptions | None) -> bool:
     """Whether the data set has its own captions; at most a parquet file's schema is read."""
     source, path = source_of(name), name.partition(":")[2]
     if source is not None and source.captions == IN_A_COLUMN and path:
-        checks = {"csv": csv_has_captions, "parquet": has_captions}
-        return checks[source.name](Path(path).expanduser(), pairs)
+        file = Path(path).expanduser()
+        return (
+            csv_has_captions(file, pairs) if source.name == "csv" else has_captions(file, pairs, source.name)
+        )
     return source is not None and source.captions == "always"
 
 
@@ -118,8 +120,8 @@ def load_dataset(
 
     Args:
       name: one of `BUILTIN_DATASETS` or `shapes:NUM[:SEED[:common|short]]`; or your own: `npz:PATH`,
-        `folder:PATH` and `shards:PATH` of images, `webdataset:PATH` of images with captions, `csv:PATH` and
-        `parquet:PATH` of either: they hold captions if they have a caption column.
+        `folder:PATH` and `shards:PATH` of images, `webdataset:PATH` of images with captions, `csv:PATH`,
+        `parquet:PATH` and `hf:PATH` of either: they hold captions if they have a caption column.
       image_size: resize every image to this many pixels square; None keeps the images' own size
         (EuroSAT, shapes: 32) and rejects data of several sizes.
       unit_column: the column (npz: array, webdataset: json field) that names the privacy unit: for example,
@@ -191,8 +193,8 @@ def _check_unit_column(name: str, unit_column: str | None) -> None:
     has_columns = source is not None and source.has_columns
     if unit_column is not None and (not has_columns or unit_column in _RESERVED_COLUMNS):
         raise ConfigError(
-            "unit_column must name a column of npz:PATH, parquet:PATH, csv:PATH or tar shards other "
-            f"than image, label and caption; got {unit_column!r} for {name.partition(':')[0]}"
+            "unit_column must name a column of npz:PATH, parquet:PATH, hf:PATH, csv:PATH or tar shards "
+            f"other than image, label and caption; got {unit_column!r} for {name.partition(':')[0]}"
         )
 
 
@@ -200,7 +202,7 @@ def _check_pair_options(name: str, pairs: PairOptions, has_pairs: bool) -> None:
     """Raise ConfigError if an option is set that does not apply to this data set."""
     fitting = pairs.fitting(name).changed_fields
     own = set(fitting) - {CLASS_CAPTIONS if has_pairs else "caption"}
-    if not has_pairs and name.partition(":")[0] == "parquet":  # images alone have columns with fixed names
+    if not has_pairs and name.startswith(("parquet:", "hf:")):  # images alone have columns with fixed names
         own &= {CLASS_CAPTIONS}
     unused = [field for field in pairs.changed_fields if field not in own]
     if unused:

@@ -12,6 +12,7 @@ records have which fault is only in `RecordsError.details`.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import sys
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError, show_on_a_terminal
 from dpgcl_core.sampling.record_ids import Ids, ids_from_digests, ids_from_names
+from trainers.data.arrow_files import kind_of
 from trainers.data.class_names import as_text, class_indices, encodable
 from trainers.data.columns import ArrowColumn, codes_of, raw_values, text_column, values_of
 from trainers.data.decoding import GREY, content_ids, is_image, refuse_faults, resize_images
@@ -36,11 +38,12 @@ from trainers.data.image_index import ImageScan, ScannedImages, file_column
 from trainers.data.pairs import LoadedData
 from trainers.data.parquet_files import (
     base_folder,
-    existing_parquet_files,
     join_names,
+    num_rows,
     parquet_header,
     read_parquet,
     scan_parquet,
+    table_splits,
 )
 from trainers.data.records import Records
 from trainers.data.request import Request
@@ -98,8 +101,8 @@ def _scanned_part(
 ) -> _Part:
     """Return a split of images without captions, whose rows have the images `image_of`.
 
-    There is one channel if every image is grayscale, else RGB. Faulty images are named in the error's details
-    if `sources` has their names; else the details hold the rows.
+    There is one channel if every image of the data set is grayscale, else RGB. Faulty images are named in the
+    error's details if `sources` has their names; else the details hold the rows.
 
     Raises:
       RecordsError: some images cannot be used, or they differ in size.
@@ -108,9 +111,9 @@ def _scanned_part(
         raise DataError("a data set must hold at least one image; found none")
     faults = scanned.facts["fault"].to_numpy()[image_of]
     refuse_faults(faults, scanned.request.max_image_pixels, sources)
-    channels = 1 if scanned.are_grey(image_of) else 3
-    num_grey = int(scanned.facts["is_grey"].to_numpy()[image_of].sum())
-    counts = scanned.reading_counts + Counter({GREY: num_grey if channels == 3 else 0})
+    is_grey = scanned.facts["is_grey"].to_numpy()
+    channels = 1 if is_grey.all() else 3  # of all splits
+    counts = Counter({GREY: int(is_grey[image_of].sum()) if channels == 3 else 0})
     return _Part(images=scanned.images(image_of, channels), labels=labels, reading_counts=counts)
 
 
@@ -281,42 +284,50 @@ def load_parquet(request: Request) -> LoadedData:
     Raises:
       DataError: a file cannot be read, or its columns break one of these rules.
     """
-    files, unit_column = existing_parquet_files(request.path), request.unit_column
-    header = parquet_header(files[0])
-    unit_rule = f"unit_column must name exactly one parquet column; got {unit_column!r}"
-    for name, rule in (("image", "parquet data must have one column named image"), (unit_column, unit_rule)):
+    splits, unit_column = table_splits(request.path, request.scheme), request.unit_column
+    files = list(itertools.chain(*splits))
+    header, kind = parquet_header(files[0]), kind_of(files[0])
+    rules = {
+        "image": f"{kind} data must have one column named image",
+        unit_column: f"unit_column must name exactly one {kind} column; got {unit_column!r}",
+    }
+    for name, rule in rules.items():
         if name is not None and header.count(name) != 1:
             raise DataError(f"{rule}. Columns found: {join_names(header)}")
     with unchanged(files):
         table = read_parquet(files, {"label", unit_column or "id"})
-        labels, names = _column(table, "label"), _column(table, unit_column or "id")
+        labels, names = (_column(table, name, kind) for name in ("label", unit_column or "id"))
         label_name = "label" if names is None and labels is not None else None
         images = scan_parquet(request, files, "image", label_name)
-    part = _scanned_part(images.scanned, images.image_of, labels)
-    if names is not None and unit_column is not None:
-        part = _by_unit(part, text_column(as_text(names)))
-    elif names is not None:
-        part = dataclasses.replace(part, ids=_name_ids(as_text(names)), names=names.tolist())
-    elif images.paths is not None:
-        base = base_folder(request.path)
-        contents = ((base / str(path)).read_bytes() for path in images.paths)
-        part = dataclasses.replace(part, ids=content_ids(contents, labels))
-    elif images.digests is not None:
-        part = dataclasses.replace(part, ids=ids_from_digests(images.digests.to_pylist()))
-    return _to_splits([part], request.image_size)
+        ends = np.cumsum([num_rows(*files) for files in splits])
+
+    def part_of(rows: NDArray[np.int64]) -> _Part:
+        part_labels, part_names = (None if column is None else column[rows] for column in (labels, names))
+        part = _scanned_part(images.scanned, images.image_of[rows], part_labels)
+        if part_names is not None and unit_column is not None:
+            return _by_unit(part, text_column(as_text(part_names)))
+        if part_names is not None:
+            return dataclasses.replace(part, ids=_name_ids(as_text(part_names)), names=part_names.tolist())
+        if images.digests is not None:
+            return dataclasses.replace(part, ids=ids_from_digests(images.digests.take(rows).to_pylist()))
+        files = (base_folder(request.path) / str((images.paths or ())[row]) for row in rows)
+        return dataclasses.replace(part, ids=content_ids((file.read_bytes() for file in files), part_labels))
+
+    loaded = _to_splits(list(map(part_of, np.split(np.arange(ends[-1]), ends[:-1]))), request.image_size)
+    return dataclasses.replace(loaded, reading_counts=loaded.reading_counts + images.scanned.reading_counts)
 
 
-def _column(table: pa.Table, name: str) -> NDArray[Any] | None:
+def _column(table: pa.Table, name: str, kind: str) -> NDArray[Any] | None:
     """Return a column, if it exists, as integers or Python strings (NumPy strings lose trailing NULs)."""
     if name not in table.column_names:
         return None
     values = table.column(name).to_pylist()
     missing = values.count(None)
     if missing:
-        raise RecordsError(f"parquet column {name} must have a value in every row; {missing} have none")
+        raise RecordsError(f"{kind} column {name} must have a value in every row; {missing} have none")
     kinds = {type(value) for value in values}
     if kinds - {int, bool, str}:
-        raise DataError(f"parquet column {name} must hold integers or strings; got {table.column(name).type}")
+        raise DataError(f"{kind} column {name} must hold integers or strings; got {table.column(name).type}")
     return np.array(values, object) if str in kinds else table.column(name).to_numpy()
 
 
@@ -357,7 +368,7 @@ def load_folder(request: Request) -> LoadedData:
     scanned = scan.files(path, column)
     part = _scanned_part(scanned, np.arange(len(column)), labels, scanned.files)
     shown = ArrowColumn(pa.array(encodable(os.fsdecode(name)) for name in raw_values(column)))
-    counts = part.reading_counts + ignored
+    counts = part.reading_counts + scanned.reading_counts + ignored
     part = dataclasses.replace(part, ids=_name_ids(shown), names=shown, reading_counts=counts)
     return _to_splits([part], request.image_size)
 
@@ -456,10 +467,8 @@ def label_place(name: str) -> str:
     >>> label_place("folder:scans")
     'sub-folders named after the classes'
     """
-    import pyarrow.parquet as pq
-
     scheme, _, path = name.partition(":")
-    if scheme == "parquet":
-        file = min(Path(path).expanduser().rglob("*.parquet"), default=Path(path).expanduser())
-        return f"a column named `label`; found {join_names(pq.read_schema(file).names)}"
+    if scheme in ("parquet", "hf"):
+        header = parquet_header(table_splits(Path(path).expanduser(), scheme)[0][0])
+        return f"a column named `label`; found {join_names(header)}"
     return "sub-folders named after the classes" if scheme == "folder" else "an array named `labels`"

@@ -75,7 +75,7 @@ def resolve_columns(
 ) -> PairOptions:
     """Return `options` with the name of every column to read, as it is in the header.
 
-    `scheme` (csv or parquet) and a csv file's separator are for the error message.
+    `scheme` (csv, parquet or hf) and a csv file's separator are for the error message.
 
     Raises:
       DataError: a column does not occur exactly once; the message holds no column name from the file.
@@ -100,7 +100,7 @@ def image_column(options: PairOptions, header: list[str], scheme: str, separator
     Raises:
       DataError: as `resolve_columns`.
     """
-    usual = IMAGE_COLUMNS if scheme == "parquet" else IMAGE_COLUMNS[:1]
+    usual = IMAGE_COLUMNS[:1] if scheme == "csv" else IMAGE_COLUMNS
     return _find((options.image,) if options.image else usual, header, scheme, separator, "images")
 
 

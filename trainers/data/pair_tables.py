@@ -18,12 +18,16 @@ import csv
 import dataclasses
 import itertools
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from dpgcl_core.errors import ConfigError, DataError
+from trainers.data.arrow_files import ArrowFile, kind_of, open_table, saved_class_names, split_names
 from trainers.data.columns import text_column, values_of
 from trainers.data.faults import RecordsError
 from trainers.data.own_images import load_parquet
@@ -34,19 +38,19 @@ from trainers.data.pair_options import (
     image_column,
     resolve_columns,
 )
-from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault
+from trainers.data.pairs import SPLITS, LoadedData, PairRows, assemble, caption_fault
 from trainers.data.parquet_files import (
     RowImages,
     base_folder,
-    existing_parquet_files,
     has_all_bytes,
     image_keys,
-    parquet_files,
+    num_rows,
     parquet_header,
     parquet_read_errors,
     read_parquet,
     scan_files,
     scan_parquet,
+    table_splits,
     unpacked,
 )
 from trainers.data.request import Request
@@ -107,10 +111,10 @@ def load_parquet_pairs(request: Request) -> LoadedData:
     are missing. Paths are relative to the file's folder or to the given folder. The caption column holds
     one caption or a list. Raises as `load_csv_pairs` does.
     """
-    path = request.path
-    files = existing_parquet_files(path)
+    split_files = table_splits(request.path, request.scheme)
+    files = list(itertools.chain(*split_files))
     header = parquet_header(files[0])
-    names = resolve_columns(request.pairs, header, "parquet")
+    names = resolve_columns(request.pairs, header, kind_of(files[0]))
     columns = (names.image, names.caption, names.unit, names.split, names.label)
     wanted = {name for name in columns if name is not None}
     with unchanged(files):
@@ -119,7 +123,7 @@ def load_parquet_pairs(request: Request) -> LoadedData:
     values = {name: table.column(name).to_pylist() for name in table.column_names}
     captions = [entry if isinstance(entry, list) else [entry] for entry in values[names.caption or ""]]
     if {type(text) for texts in captions for text in texts} - {str, type(None)}:
-        raise DataError(f"parquet column {names.caption} must hold strings or lists of strings")
+        raise DataError(f"{kind_of(files[0])} column {names.caption} must hold strings or lists of strings")
     keys = images.keys
     if images.digests is not None:
         keys = text_column(digest.hex() for digest in images.digests.to_pylist())
@@ -129,6 +133,9 @@ def load_parquet_pairs(request: Request) -> LoadedData:
         return None if name is None else ["" if v is None or v != v else str(v) for v in values[name]]
 
     units, splits, labels = map(texts_of, (names.unit, names.split, names.label))
+    if len(split_files) > 1 and splits is None:
+        sizes = [num_rows(*files) for files in split_files]
+        splits = np.repeat(SPLITS, sizes).tolist()
     texts = [tuple(text or "" for text in entry) for entry in captions]
     rows = _pair_rows(
         images,
@@ -175,17 +182,30 @@ def load_parquet_of_either(request: Request) -> LoadedData:
     return load_parquet_pairs(request) if request.has_captions else load_parquet(request)
 
 
-def has_captions(path: Path, options: PairOptions | None = None) -> bool:
+def load_hf(request: Request) -> LoadedData:
+    """Return the records of a saved Hugging Face data set, under the rules of parquet files.
+
+    The splits `train` and `test` of a `DatasetDict` are the records' splits. Others are left out and counted.
+    """
+    loaded = load_parquet_of_either(request)
+    others = sorted({*split_names(request.path)} - {*SPLITS})
+    left_out = +Counter({f"splits left out ({', '.join(others)})": len(others)})
+    loaded = dataclasses.replace(loaded, reading_counts=loaded.reading_counts + left_out)
+    if loaded.class_names or loaded.train.labels is None:
+        return loaded
+    class_names = saved_class_names(request.path, request.pairs.label or _LABEL)
+    return dataclasses.replace(loaded, class_names=class_names)
+
+
+def has_captions(path: Path, options: PairOptions | None = None, scheme: str = "parquet") -> bool:
     """Whether parquet data hold captions: in the column named in the options, else `title` or `caption`.
 
     Only the first file's schema is read. The result is False if it cannot be read; loading then reports why.
     """
-    import pyarrow.parquet as pq
-
     usual = CAPTION_COLUMNS if options is None or options.caption is None else (options.caption,)
     try:
-        return any(not set(usual).isdisjoint(pq.read_schema(f).names) for f in parquet_files(path)[:1])
-    except parquet_read_errors():
+        return not set(usual).isdisjoint(parquet_header(table_splits(path, scheme)[0][0]))
+    except DataError:
         return False
 
 
@@ -206,7 +226,7 @@ def csv_has_captions(path: Path, options: PairOptions | None = None) -> bool:
 
 
 def image_folders(name: str, options: PairOptions | None = None) -> list[Path]:
-    """Return the folders of the image files that `csv:PATH` or `parquet:PATH` lists, and of links' targets.
+    """Return the folders of the image files that a csv, parquet or Arrow file lists, and of links' targets.
 
     No image is read. The list is empty if the images are in the file itself, or if the file cannot be read;
     loading then reports why.
@@ -220,13 +240,13 @@ def image_folders(name: str, options: PairOptions | None = None) -> list[Path]:
 
 
 def image_files(name: str, options: PairOptions | None = None) -> list[str]:
-    """Return the image files that `csv:PATH` or `parquet:PATH` lists, under the rules of `image_folders`."""
+    """Return the image files that a csv, parquet or Arrow file lists, under the rules of `image_folders`."""
     scheme, _, rest = name.partition(":")
     path, options = Path(rest).expanduser(), options or PairOptions()
-    if scheme not in ("csv", "parquet"):
+    if scheme not in ("csv", "parquet", "hf"):
         return []
     try:
-        files = _csv_paths(path, options) if scheme == "csv" else _parquet_paths(path, options)
+        files = _csv_paths(path, options) if scheme == "csv" else _table_paths(path, options, scheme)
         return [file for file in files if "\0" not in file]
     except (DataError, ConfigError):
         return []
@@ -241,19 +261,22 @@ def _csv_paths(path: Path, options: PairOptions) -> Iterator[str]:
             yield os.path.join(path.parent, line[index])
 
 
-def _parquet_paths(path: Path, options: PairOptions) -> Iterator[str]:
-    """Yield the path of the image of each row, in files whose image column holds no bytes."""
-    import pyarrow.parquet as pq
-
+def _table_paths(path: Path, options: PairOptions, scheme: str) -> Iterator[str]:
+    """Yield the path of the image of each row that holds no bytes."""
     base = base_folder(path)
     try:
-        for file in parquet_files(path):
-            table_file = pq.ParquetFile(file)
-            image = image_column(options, table_file.schema_arrow.names, "parquet")
-            for number in range(table_file.num_row_groups):
-                if not has_all_bytes(table_file.metadata.row_group(number), image):
-                    values = unpacked(table_file.read_row_group(number, columns=[image]).column(image))
-                    yield from (os.path.join(base, v) for v in values if v and isinstance(v, str))
+        for file in itertools.chain(*table_splits(path, scheme)):
+            with open_table(file) as opened:
+                image = image_column(options, opened.schema_arrow.names, kind_of(file))
+                if isinstance(opened, ArrowFile):
+                    columns = iter([opened.rows_without_bytes(image)])
+                else:
+                    groups = map(opened.metadata.row_group, range(opened.num_row_groups))
+                    numbers = [n for n, group in enumerate(groups) if not has_all_bytes(group, image)]
+                    columns = (opened.read_row_group(n, [image]).column(image) for n in numbers)
+                for value in itertools.chain.from_iterable(map(unpacked, columns)):
+                    if value and isinstance(value, str):
+                        yield os.path.join(base, value)
     except parquet_read_errors():
         return
 

@@ -1,4 +1,4 @@
-"""Parquet files of images or pairs: their columns, and their images, which are encoded bytes or paths."""
+"""Parquet or Arrow files of images or pairs: their columns, and their images, as encoded bytes or paths."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError, DpgclError
 from dpgcl_core.sampling.record_ids import digest_of_content
+from trainers.data.arrow_files import ArrowFile, kind_of, open_table, saved_splits
 from trainers.data.columns import codes_of, text_column
 from trainers.data.decoding import content_digest, in_threads
 from trainers.data.faults import RecordsError
@@ -25,6 +26,7 @@ from trainers.data.image_index import (
     ScannedImages,
     file_column,
     schema_of,
+    stamps_of,
 )
 from trainers.data.request import Request
 
@@ -85,17 +87,20 @@ def scan_parquet(request: Request, files: Sequence[Path], column: str, label: st
         keys = image_keys(paths, base) if request.has_captions else paths
         return scan_files(request, base, text_column(key or "" for key in keys), paths)
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     key, unreadable, num_images = ["parquet", request.has_captions, column, label], list[int](), 0
     for position, file in enumerate(files):
         try:
-            num_images += pq.read_metadata(file).num_rows
+            num_images += num_rows(file)
         except parquet_read_errors():
             unreadable.append(position)
-    _refuse_unreadable(unreadable, len(files))
-    scan = ImageScan(request, num_images, _first_images(files, column, base), base)
-    content = {} if scan.keeps_pixels else {"content": pa.large_binary()}
+    _refuse_unreadable(unreadable, files)
+    scan, stamps = ImageScan(request, num_images, _first_images(files, column, base), base), stamps_of(files)
+    are_mapped = all(kind_of(file) == "Arrow" for file in files)
+    places = (
+        {"offset": pa.uint64(), "num_bytes": pa.uint64()} if are_mapped else {"content": pa.large_binary()}
+    )
+    content = {} if scan.keeps_pixels else places
     schema, names = schema_of(digest=pa.binary(), **content), [os.path.relpath(file, base) for file in files]
     tables = []
     for position, (name, file) in enumerate(zip(names, files, strict=True)):
@@ -106,10 +111,12 @@ def scan_parquet(request: Request, files: Sequence[Path], column: str, label: st
             raise
         except parquet_read_errors():
             unreadable.append(position)
-    _refuse_unreadable(unreadable, len(files))
-    holders = files if scan.keeps_pixels else [scan.index_file(name, *key) for name in names]
-    stamps = np.array([scan.stamps.get(holder, (0, 0)) for holder in holders], dtype=np.int64)
-    scanned = scan.parts(tables, holders, stamps.reshape(-1, 2))
+    _refuse_unreadable(unreadable, files)
+    holders = files
+    if "content" in content:
+        holders = [scan.index_file(name, *key) for name in names]
+        stamps = np.array([scan.stamps[holder] for holder in holders], dtype=np.int64)
+    scanned = scan.parts(tables, holders, stamps)
     return RowImages(scanned, np.arange(len(scanned.facts)), digests=scanned.facts["digest"])
 
 
@@ -128,16 +135,14 @@ def _paths_in(files: Sequence[Path], column: str, request: Request) -> list[str 
     if all(value is None or isinstance(value, str) for value in values):
         return [value or None for value in values]
     if request.has_captions:
-        raise DataError(f"parquet column {column} must hold paths or encoded image bytes")
+        raise DataError(f"{kind_of(files[0])} column {column} must hold paths or encoded image bytes")
     return None
 
 
 def _values(files: Sequence[Path], column: str) -> Iterator[Any]:
     """Yield the values of the images' column, as far as files can be read."""
-    import pyarrow.parquet as pq
-
     for file in files:
-        with suppress(*parquet_read_errors()), pq.ParquetFile(file) as table:
+        with suppress(*parquet_read_errors()), open_table(file) as table:
             for batch in table.iter_batches(batch_size=_FIRST_IMAGES, columns=[column]):
                 yield from unpacked(batch.column(column))
 
@@ -153,25 +158,26 @@ def _read_images(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the facts of the images in one file, and the images if the schema has a column for them."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
-    are_pairs = scan.request.has_captions
-    with pq.ParquetFile(file) as table:
+    are_pairs, kind = scan.request.has_captions, kind_of(file)
+    with open_table(file) as table:
         wanted = [column] if label is None else [column, label]
         for batch in table.iter_batches(batch_size=IMAGES_AT_ONCE, columns=wanted):
             values = unpacked(batch.column(column))
             kinds = {type(value) for value in values} - {type(None)}
             if are_pairs and kinds - {bytes}:
-                raise DataError(f"parquet column {column} must hold paths or encoded image bytes")
-            if str in kinds and "content" in schema.names:  # whose files would not be noticed if they change
+                raise DataError(f"{kind} column {column} must hold paths or encoded image bytes")
+            if str in kinds and {"content", "offset"} & {
+                *schema.names
+            }:  # whose files would not be noticed if they change
                 raise DataError(
-                    "images that do not fit into memory must all be paths, or all bytes; parquet column "
-                    "image holds both. Split the data, or pass --in-memory"
+                    "images that do not fit into memory must all be paths, or all bytes; "
+                    f"{kind} column image holds both. Split the data, or pass --in-memory"
                 )
             if kinds - {bytes, str}:
                 raise DataError(
-                    "parquet column image must hold encoded image bytes or paths, plain or as {bytes, path}; "
-                    f"got {batch.column(column).type}"
+                    f"{kind} column image must hold encoded image bytes or paths, plain or as {{bytes, "
+                    f"path}}; got {batch.column(column).type}"
                 )
             contents = in_threads(lambda v: _read_or_none(base / v) if isinstance(v, str) else v, values)
             columns = scan.facts(contents)
@@ -182,6 +188,8 @@ def _read_images(
                 columns["digest"] = list(map(content_digest, contents, labels))
             if "content" in schema.names:
                 columns["content"] = contents
+            if "offset" in schema.names and isinstance(table, ArrowFile):
+                columns |= table.places(batch.column(column))
             yield pa.RecordBatch.from_pydict(columns, schema)
 
 
@@ -220,21 +228,29 @@ def image_keys(paths: Sequence[str | None], base: Path) -> list[str]:
     return [key_of_path(path) if path else "" for path in paths]
 
 
-def parquet_files(path: Path) -> list[Path]:
-    """Return the path itself if it is a parquet file, or the parquet files below a folder in order."""
-    return [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+def table_splits(path: Path, scheme: str) -> list[list[Path]]:
+    """Return the files of the training split and, for a saved data set that has one, of the test split.
 
-
-def existing_parquet_files(path: Path) -> list[Path]:
-    """Return the parquet files at a path, as `parquet_files` does, but at least one.
+    These are the path itself, all parquet files below it in order, or those of a Hugging Face data set.
 
     Raises:
-      DataError: there are none.
+      DataError: there are none, or as in `trainers.data.arrow_files.saved_splits`.
     """
-    files = parquet_files(path)
+    if scheme == "hf":
+        return saved_splits(path)
+    files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
     if not files:
         raise DataError(f"parquet:PATH must be a .parquet file or a folder of them; got {str(path)!r}")
-    return files
+    return [files]
+
+
+def num_rows(*files: Path) -> int:
+    """Return the number of rows of files."""
+    total = 0
+    for file in files:
+        with open_table(file) as table:
+            total += table.metadata.num_rows
+    return total
 
 
 def parquet_read_errors() -> tuple[type[Exception], ...]:
@@ -250,41 +266,38 @@ def parquet_header(file: Path) -> list[str]:
     Raises:
       DataError: the file cannot be read.
     """
-    import pyarrow.parquet as pq
-
     header = None
-    with suppress(*parquet_read_errors()):
-        header = pq.read_schema(file).names
+    with suppress(*parquet_read_errors()), open_table(file) as table:
+        header = table.schema_arrow.names
     if header is None:  # raised outside `with`: the reader's own message could quote the file's content
-        raise DataError("parquet files must be readable; the first one is not")
+        raise DataError(f"{kind_of(file)} files must be readable; the first one is not")
     return list(header)
 
 
 def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
-    """Return the rows of all parquet files in order, with the columns among `columns` that the files have.
+    """Return the rows of all files in order, with the columns among `columns` that the files have.
 
     Raises:
       RecordsError: some files cannot be read; their positions are in the error's details.
       DataError: files differ in these columns or their types, or have a column twice.
     """
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     tables, unreadable = [], []
     for position, file in enumerate(files):
         try:
-            with pq.ParquetFile(file) as opened:
+            with open_table(file) as opened:
                 tables.append(opened.read(columns=sorted({*columns} & {*opened.schema_arrow.names})))
         except parquet_read_errors():
             unreadable.append(position)
-    _refuse_unreadable(unreadable, len(files))
+    _refuse_unreadable(unreadable, files)
     names = sorted(tables[0].column_names)
     with suppress(pa.ArrowException):  # files may differ in 32- or 64-bit offsets of a column
         if all(sorted(table.column_names) == names for table in tables) and len({*names}) == len(names):
             return pa.concat_tables([table.select(names) for table in tables], promote_options="permissive")
     raise DataError(
-        "parquet files must have the same columns of the same types, each only once; check the columns "
-        f"{join_names(list(columns))}"
+        f"{kind_of(files[0])} files must have the same columns of the same types, each only once; check the "
+        f"columns {join_names(list(columns))}"
     )
 
 
@@ -295,10 +308,11 @@ def unpacked(column: pa.ChunkedArray) -> list[Any]:
     return [v.get("bytes") or v.get("path") if isinstance(v, dict) and parts & {*v} else v for v in values]
 
 
-def _refuse_unreadable(unreadable: list[int], num_files: int) -> None:
+def _refuse_unreadable(unreadable: list[int], files: Sequence[Path]) -> None:
     if unreadable:
         raise RecordsError(
-            f"parquet files must be readable; {len(unreadable)} of {num_files} are not", {"files": unreadable}
+            f"{kind_of(files[0])} files must be readable; {len(unreadable)} of {len(files)} are not",
+            {"files": unreadable},
         )
 
 

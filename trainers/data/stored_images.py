@@ -283,7 +283,7 @@ def in_channels(images: Images, channels: int) -> Images:
 
 
 def digests_of(images: Images) -> NDArray[np.void]:
-    """Return the `image_digests` of all images, which are read in parts unless their index has the digests."""
+    """Return the `image_digests` of all images; they are read in parts unless their index has digests."""
     if isinstance(images, StoredImages) and images.digests is not None:
         return images.digests
     return np.concatenate(list(map(image_digests, in_parts(images))))

@@ -29,7 +29,7 @@ class DataOptions:
 
     dataset: str = "digits"
     """digits, fashion-mnist, cifar10, eurosat or shapes; or your own: folder:PATH, csv:, npz:, parquet:,
-    webdataset: or shards:."""
+    hf:, webdataset: or shards:."""
     data_is: Literal["auto", "public", "private"] = "auto"
     """Whether the training data are public; auto: built-in data sets are public, your own are private."""
     evaluate_on: str | None = None

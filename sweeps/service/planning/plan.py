@@ -132,18 +132,9 @@ class SweepPlan:
         limit = [] if source.max_image_pixels == MAX_IMAGE_PIXELS else [source.max_image_pixels]
         is_secure = source.are_private or any(trial.config.secure_noise for trial in self.trials)
         captions = [] if source.class_captions is None else [source.class_captions]
-        overlap = [] if source.drop_overlap == "none" else [source.drop_overlap]
         content = {
             "trials": [[trial.name, self.hashes[trial.name]] for trial in self.trials],
-            "data": [
-                source.dataset,
-                source.image_size,
-                source.unit_column,
-                pairs,
-                *limit,
-                *captions,
-                *overlap,
-            ],
+            "data": [source.dataset, source.image_size, source.unit_column, pairs, *limit, *captions],
             "scored": [source.evaluate_on, source.test_fraction, source.probe_datasets],
             "private": source.are_private,
             "num_records": len(self.data.train) if self.data.train_is_public else None,
@@ -151,6 +142,8 @@ class SweepPlan:
             "release": None if release.is_open else dataclasses.asdict(release),
             "earlier": None if self.earlier is None else self.earlier.sweep_id,
         }
+        if source.drop_overlap != "none":
+            content["drop_overlap"] = source.drop_overlap
         text = json.dumps(content, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 

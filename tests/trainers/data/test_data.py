@@ -547,13 +547,24 @@ def test_folder_with_a_linked_sub_folder_is_refused(tmp_path):
 
 
 def test_names_of_built_ins_and_schemes_are_valid():
-    for name in (*BUILTIN_DATASETS, "npz:x", "parquet:x", "folder:x", "csv:x", "webdataset:x", "shapes:9:1"):
+    for name in (
+        *BUILTIN_DATASETS,
+        "npz:x",
+        "parquet:x",
+        "folder:x",
+        "hf:x",
+        "csv:x",
+        "webdataset:x",
+        "shapes:9:1",
+    ):
         check_dataset_name(name)
 
 
 @pytest.mark.parametrize("name", ["digit", "npz", "npz:", "csv", "webdataset:", "tsv:x", ""])
 def test_unknown_name_is_refused_with_the_valid_ones(name):
-    with pytest.raises(ConfigError, match=r"unknown data set.*cifar10.*folder:PATH, npz:PATH, parquet:PATH"):
+    with pytest.raises(
+        ConfigError, match=r"unknown data set.*cifar10.*folder:PATH, hf:PATH, npz:PATH, parquet:PATH"
+    ):
         load_dataset(name)
 
 

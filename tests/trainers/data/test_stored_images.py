@@ -20,6 +20,8 @@ from PIL import Image
 
 from dpgcl_core.errors import DataError
 from tests.trainers.conftest import make_config
+from tests.trainers.data.saved_datasets import images as image_column
+from tests.trainers.data.saved_datasets import save_dataset
 from tests.trainers.data.test_webdataset import write_files
 from trainers.config.networks import ClipNetworkConfig
 from trainers.config.training import TrainingConfig
@@ -129,12 +131,25 @@ def write_classes(folder: Path, num: int = NUM) -> str:
     return f"shards:{folder}"
 
 
+def write_saved(folder: Path, num: int = NUM, **columns: Any) -> str:
+    images = image_column([encoded(row, grey=row % 5 == 1) for row in range(num)])
+    labels = {"label": np.arange(num) % 3}
+    save_dataset(folder / "saved", {"image": images} | labels | columns)
+    return f"hf:{folder / 'saved'}"
+
+
+def write_saved_pairs(folder: Path) -> str:
+    return write_saved(folder, caption=[[f"caption {row}", "another"][: 1 + row % 2] for row in range(NUM)])
+
+
 WRITERS: dict[str, Callable[[Path], str]] = {
     "folder": lambda folder: write_folder(folder / "photos"),
     "npz": write_npz,
     "parquet": write_parquet,
     "parquet pairs": write_parquet_pairs,
     "parquet paths": write_parquet_of_paths,
+    "hf": write_saved,
+    "hf pairs": write_saved_pairs,
     "csv": write_csv,
     "csv of images": write_table,
     "webdataset": write_shards,
@@ -204,12 +219,13 @@ def test_digests_of_stored_images_are_those_of_their_pixels(source: str, tmp_pat
         assert digests_of(in_channels(stored, channels).select(rows)).tolist() == expected[rows].tolist()
 
 
-@pytest.mark.parametrize("source", ["npz", "parquet", "csv", "csv of images", "shards"])
+@pytest.mark.parametrize("source", ["npz", "parquet", "hf", "csv", "csv of images", "shards"])
 def test_units_of_stored_images_are_those_of_decoded_ones(source: str, tmp_path: Path) -> None:
     persons = {"person": lambda row: f"person {row // 2}"}
     name = {
         "npz": lambda: write_npz(tmp_path, person=np.array([f"person {row // 2}" for row in range(NUM)])),
         "parquet": lambda: write_parquet(tmp_path, **persons),
+        "hf": lambda: write_saved(tmp_path, person=[f"person {row // 2}" for row in range(NUM)]),
         "csv": lambda: write_csv(tmp_path),
         "csv of images": lambda: write_table(tmp_path),
         "shards": lambda: write_classes(tmp_path),
