@@ -70,7 +70,7 @@ def test_copies_are_refused_with_their_number_and_names_in_details_alone(
 def test_similar_images_are_shown_in_a_terminal_and_not_refused(
     tmp_path: Path, names: tuple[str, str], shown: dict[str, object]
 ) -> None:
-    public = write_images(tmp_path / "similar", [*pictures(19, seed=2), jpeg(pictures(12)[7])])
+    public = write_images(tmp_path / "other photos", [*pictures(19, seed=2), jpeg(pictures(12)[7])])
     data, notes = load(names[0], public)
     assert len(data.train) == 12
     assert shown["training images like those in evaluate_on"] == ["class1/007.png"]

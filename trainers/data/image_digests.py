@@ -10,6 +10,7 @@ finds different images of one composition (docs/private-data.md has measured rat
 from __future__ import annotations
 
 import hashlib
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from trainers.data.channels import with_channels
 DIGESTS = np.dtype([("pixels", np.uint64), ("look", np.uint64)])
 """A digest of the size and colours of an image, and its perceptual hash; 0 if the image has none."""
 
+_LUMA = np.array([0.299, 0.587, 0.114])
 _SMALLEST_SIDE = 16
 _LEAST_CONTRAST = 0.25
 _MAX_DISTANCE, _BAND_BITS = 4, 13  # five bands of 13 bits, the last of 12
@@ -37,19 +39,19 @@ def image_digests(images: NDArray[np.uint8]) -> NDArray[np.void]:
     digests["pixels"] = np.frombuffer(b"".join(pixels), dtype="<u8")
     if min(images.shape[2:]) >= _SMALLEST_SIDE:
         rows, columns = (_cosines(side) for side in images.shape[2:])
-        grey = with_channels(images, 1)[:, 0].astype(np.float64)
-        waves = (rows @ grey @ columns.T).reshape(len(images), -1)
+        waves = rows @ images.astype(np.float32) @ columns.T
+        waves = (_LUMA if images.shape[1] == 3 else np.ones(1)) @ waves.reshape(*images.shape[:2], -1)
         bits = waves > np.median(waves, axis=1, keepdims=True)
         looks = np.packbits(bits, axis=1).view(np.uint64)[:, 0]
         digests["look"] = np.where(np.linalg.norm(waves, axis=1) < _LEAST_CONTRAST, 0, looks)
     return digests
 
 
-def _cosines(side: int) -> NDArray[np.float64]:
+@cache
+def _cosines(side: int) -> NDArray[np.float32]:
     """Return the cosines of the frequencies 1 to 8, `[8, side]`; the mean, frequency 0, is the brightness."""
     places = (2 * np.arange(side) + 1) / (2 * side)
-    cosines: NDArray[np.float64] = np.cos(np.pi * np.outer(np.arange(1, 9), places)) / side
-    return cosines
+    return np.asarray(np.cos(np.pi * np.outer(np.arange(1, 9), places)) / side, dtype=np.float32)
 
 
 def find_copies(digests: NDArray[np.void], others: NDArray[np.void]) -> NDArray[np.int64]:
