@@ -1728,6 +1728,27 @@ BREAKAGES = (
         tests=("tests/trainers/data/test_stored_images.py::test_an_index_answers_for_its_image_size_alone",),
     ),
     Breakage(
+        name="a cut Arrow file is read as a whole one",
+        file="trainers/data/arrow_files.py",
+        before="if is_stream and self._content",
+        after="if is_stream and False and self._content",
+        tests=("tests/trainers/data/test_arrow_files.py::test_damaged_files_are_refused_by_number_alone",),
+    ),
+    Breakage(
+        name="a unit with a public image is trained on",
+        file="sweeps/service/planning/public_overlap.py",
+        before="is_dropped = np.logical_or.reduceat(",
+        after="is_dropped = np.logical_and.reduceat(",
+        tests=("tests/sweeps/test_public_overlap.py::test_dropping_commutes_with_adding_a_record",),
+    ),
+    Breakage(
+        name="the number of records that stay becomes public",
+        file="sweeps/service/planning/sweep_data.py",
+        before="if num_records_public is None:",
+        after="if False:",
+        tests=("tests/sweeps/test_public_overlap.py::test_number_of_records_must_be_declared",),
+    ),
+    Breakage(
         name="images of units are in another order than their labels",
         file="trainers/data/own_images.py",
         before="images=select(part.images, order),",

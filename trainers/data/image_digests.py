@@ -54,34 +54,34 @@ def _cosines(side: int) -> NDArray[np.float32]:
     return np.asarray(np.cos(np.pi * np.outer(np.arange(1, 9), places)) / side, dtype=np.float32)
 
 
-def find_copies(digests: NDArray[np.void], others: NDArray[np.void]) -> NDArray[np.int64]:
-    """Return for each image the position of a copy among `others`, or -1.
+def find_copies(digests: NDArray[np.void], other_digests: NDArray[np.void]) -> NDArray[np.int64]:
+    """Return for each image the position of a copy among `other_digests`, or -1.
 
     Different images have the same digest with a probability of 2^-64.
     """
-    order = np.argsort(others["pixels"])
-    ranks = np.searchsorted(others["pixels"], digests["pixels"], sorter=order)
+    order = np.argsort(other_digests["pixels"])
+    ranks = np.searchsorted(other_digests["pixels"], digests["pixels"], sorter=order)
     places = order[np.minimum(ranks, len(order) - 1)]
-    return np.where(others["pixels"][places] == digests["pixels"], places, -1)
+    return np.where(other_digests["pixels"][places] == digests["pixels"], places, -1)
 
 
-def find_similar(digests: NDArray[np.void], others: NDArray[np.void]) -> NDArray[np.int64]:
-    """Return for each image the position of a copy or of a similar image among `others`, or -1.
+def find_similar(digests: NDArray[np.void], other_digests: NDArray[np.void]) -> NDArray[np.int64]:
+    """Return for each image the position of a copy or a similar image among `other_digests`, or -1.
 
-    Hashes that differ in at most 4 bits have one of 5 bands of bits in common, so only others with the same
+    Hashes that differ in at most 4 bits have one of 5 bands of bits in common, so only images with a common
     band are compared.
     """
-    looks, matches = digests["look"], find_copies(digests, others)
+    looks, matches = digests["look"], find_copies(digests, other_digests)
     num_keys = 1 << _BAND_BITS
     for shift in range(0, 64, _BAND_BITS):
-        keys, other_keys = ((x["look"] >> shift) % num_keys for x in (digests, others))
+        keys, other_keys = ((x["look"] >> shift) % num_keys for x in (digests, other_digests))
         order = np.argsort(other_keys)
         starts = np.searchsorted(other_keys[order], np.arange(num_keys + 1))
         places, ends = starts[keys], starts[keys + 1]
         rows = np.flatnonzero((matches < 0) & (looks > 0) & (places < ends))
         while len(rows):
             candidates = order[places[rows]]
-            found = others["look"][candidates]
+            found = other_digests["look"][candidates]
             is_similar = (np.bitwise_count(looks[rows] ^ found) <= _MAX_DISTANCE) & (found > 0)
             matches[rows[is_similar]] = candidates[is_similar]
             places[rows] += 1

@@ -187,14 +187,14 @@ def load_hf(request: Request) -> LoadedData:
 
     The splits `train` and `test` of a `DatasetDict` are the records' splits. Others are left out and counted.
     """
-    loaded = load_parquet_of_either(request)
-    others = sorted({*split_names(request.path)} - {*SPLITS})
-    left_out = +Counter({f"splits left out ({', '.join(others)})": len(others)})
-    loaded = dataclasses.replace(loaded, reading_counts=loaded.reading_counts + left_out)
-    if loaded.class_names or loaded.train.labels is None:
-        return loaded
-    class_names = saved_class_names(request.path, request.pairs.label or _LABEL)
-    return dataclasses.replace(loaded, class_names=class_names)
+    dataset = load_parquet_of_either(request)
+    other_splits = sorted({*split_names(request.path)} - {*SPLITS})
+    left_out = +Counter({f"splits left out ({', '.join(other_splits)})": len(other_splits)})
+    class_names = dataset.class_names
+    if not class_names and dataset.train.labels is not None:
+        class_names = saved_class_names(request.path, request.pairs.label or _LABEL)
+    counts = dataset.reading_counts + left_out
+    return dataclasses.replace(dataset, class_names=class_names, reading_counts=counts)
 
 
 def has_captions(path: Path, options: PairOptions | None = None, scheme: str = "parquet") -> bool:
@@ -266,14 +266,14 @@ def _table_paths(path: Path, options: PairOptions, scheme: str) -> Iterator[str]
     base = base_folder(path)
     try:
         for file in itertools.chain(*table_splits(path, scheme)):
-            with open_table(file) as opened:
-                image = image_column(options, opened.schema_arrow.names, kind_of(file))
-                if isinstance(opened, ArrowFile):
-                    columns = iter([opened.rows_without_bytes(image)])
+            with open_table(file) as table:
+                image = image_column(options, table.schema_arrow.names, kind_of(file))
+                if isinstance(table, ArrowFile):
+                    columns = iter([table.rows_without_bytes(image)])
                 else:
-                    groups = map(opened.metadata.row_group, range(opened.num_row_groups))
+                    groups = map(table.metadata.row_group, range(table.num_row_groups))
                     numbers = [n for n, group in enumerate(groups) if not has_all_bytes(group, image)]
-                    columns = (opened.read_row_group(n, [image]).column(image) for n in numbers)
+                    columns = (table.read_row_group(n, [image]).column(image) for n in numbers)
                 for value in itertools.chain.from_iterable(map(unpacked, columns)):
                     if value and isinstance(value, str):
                         yield os.path.join(base, value)

@@ -38,7 +38,8 @@ def without_overlap(
 ) -> AnyRecords:
     """Return the private training records of which no image is in public data, see the module.
 
-    Private test records, which no training uses, are as private as the others.
+    Private test records are as private as the others: their images are refused, too. Dropping leaves them as
+    they are, since no training uses them.
 
     Args:
       private: the private data.
@@ -51,19 +52,20 @@ def without_overlap(
     train = private.train
     if not any(public.values()):
         return train
-    own = _digests([train, *([private.test] if private.test else [])])
-    is_in_public = np.zeros(len(own), dtype=np.bool_)
+    private_digests = _digests([train, *([private.test] if private.test else [])])
+    is_in_public = np.zeros(len(private_digests), dtype=np.bool_)
     details: dict[str, Any] = {}
     for option, records in public.items():
-        others = _digests(records)
-        copies, similar = find_copies(own, others), find_similar(own, others)
+        public_digests = _digests(records)
+        copies, similar = (find(private_digests, public_digests) for find in (find_copies, find_similar))
         if (copies >= 0).any() and overlap == "none":
             error = ConfigError(
                 f"{option} must be public; it holds images of the private training data. Remove them from "
                 "either, or pass --drop-overlap copies"
             )
+            is_shared = find_copies(public_digests, private_digests) >= 0
             error.details = {
-                f"private images in {option}": np.flatnonzero(find_copies(others, own) >= 0).tolist(),
+                f"private images in {option}": np.flatnonzero(is_shared).tolist(),
                 "their copies in the training data": _names(private, copies),
             }
             raise error
