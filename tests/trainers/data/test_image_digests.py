@@ -70,6 +70,8 @@ def test_grey_copies_of_grey_pictures_in_colour_are_copies() -> None:
 def test_flat_and_tiny_images_are_similar_to_copies_alone(side: int) -> None:
     flat = np.full((256, 3, side, side), np.arange(256, dtype=np.uint8)[:, None, None, None], dtype=np.uint8)
     noisy = flat[100:104] + (np.random.default_rng(0).random((4, 3, side, side)) < 0.02).astype(np.uint8)
+    sharp = np.random.default_rng(1).integers(0, 256, (5, 3, side, side), dtype=np.uint8)
+    assert (image_digests(sharp)["look"] > 0).all() == (side == 32)
     found = find_similar(image_digests(np.concatenate([flat[:50], noisy])), image_digests(flat[40:]))
     assert found.tolist() == [*[-1] * 40, *range(10), *[-1] * 4]
 
