@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,13 +31,14 @@ _END_OF_STREAM, _FILE_MAGIC = b"\xff\xff\xff\xff\0\0\0\0", b"ARROW1"
 class ArrowFile:
     """A file of Arrow's IPC format, mapped into memory, with as much of `pq.ParquetFile` as is used here.
 
+    Every method raises `pa.ArrowException` if the file is damaged.
+
     Attributes:
-      metadata: the table, which knows its number of rows.
-      schema_arrow: its columns.
+      schema_arrow: the columns.
 
     Raises:
       OSError: the file is truncated.
-      pa.ArrowException: it is no such file, or damaged.
+      pa.ArrowException: it is no such file.
     """
 
     def __init__(self, file: Path) -> None:
@@ -46,14 +48,19 @@ class ArrowFile:
         is_stream = self._content[: len(_FILE_MAGIC)].to_pybytes() != _FILE_MAGIC
         if is_stream and self._content[-len(_END_OF_STREAM) :].to_pybytes() != _END_OF_STREAM:
             raise OSError
-        open_content = pa.ipc.open_stream if is_stream else pa.ipc.open_file
-        self.metadata: pa.Table = open_content(self._content).read_all()
-        self.metadata.validate(full=True)
-        self.schema_arrow = self.metadata.schema
+        self._reader = (pa.ipc.open_stream if is_stream else pa.ipc.open_file)(self._content)
+        self.schema_arrow: pa.Schema = self._reader.schema
+
+    @cached_property
+    def metadata(self) -> pa.Table:
+        """The table, which knows its number of rows."""
+        return self._reader.read_all()
 
     def read(self, columns: Sequence[str]) -> pa.Table:
         """Return the rows with these columns."""
-        return self.metadata.select(columns)
+        table = self.metadata.select(columns)
+        table.validate(full=True)
+        return table
 
     def iter_batches(self, batch_size: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yield the rows with these columns, at most `batch_size` at a time."""
@@ -63,7 +70,7 @@ class ArrowFile:
         """Return the rows of an image column that hold no bytes, without reading the others' bytes."""
         import pyarrow.compute as pc
 
-        images = self.metadata[column]
+        images = self.read([column]).column(column)
         is_struct = hasattr(images.type, "names") and "bytes" in images.type.names
         encoded = pc.struct_field(images, "bytes") if is_struct else images
         return images.filter(encoded.is_null()) if "binary" in str(encoded.type) else images
@@ -130,7 +137,7 @@ def _saved_files(folder: Path) -> list[Path]:
             f"hf:PATH must hold all rows in order, without a file of indices; got {str(folder)!r}. Save "
             "dataset.flatten_indices() to disk"
         )
-    files = [folder / entry["filename"] for entry in state.get("_data_files", [])]
+    files = [folder / entry.get("filename", "") for entry in state.get("_data_files", [])]
     missing = sum(not file.is_file() for file in files)
     if missing or not files:
         raise DataError(

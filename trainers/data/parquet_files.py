@@ -97,10 +97,11 @@ def scan_parquet(request: Request, files: Sequence[Path], column: str, label: st
     _refuse_unreadable(unreadable, files)
     scan, stamps = ImageScan(request, num_images, _first_images(files, column, base), base), stamps_of(files)
     are_mapped = all(kind_of(file) == "Arrow" for file in files)
-    places = (
-        {"offset": pa.uint64(), "num_bytes": pa.uint64()} if are_mapped else {"content": pa.large_binary()}
-    )
-    content = {} if scan.keeps_pixels else places
+    content = {"content": pa.large_binary()}
+    if are_mapped:
+        content = dict.fromkeys(("offset", "num_bytes"), pa.uint64())
+    if scan.keeps_pixels:
+        content = {}
     schema, names = schema_of(digest=pa.binary(), **content), [os.path.relpath(file, base) for file in files]
     tables = []
     for position, (name, file) in enumerate(zip(names, files, strict=True)):
@@ -167,9 +168,7 @@ def _read_images(
             kinds = {type(value) for value in values} - {type(None)}
             if are_pairs and kinds - {bytes}:
                 raise DataError(f"{kind} column {column} must hold paths or encoded image bytes")
-            if str in kinds and {"content", "offset"} & {
-                *schema.names
-            }:  # whose files would not be noticed if they change
+            if str in kinds and not scan.keeps_pixels:  # whose files would not be noticed if they change
                 raise DataError(
                     "images that do not fit into memory must all be paths, or all bytes; "
                     f"{kind} column image holds both. Split the data, or pass --in-memory"
@@ -188,7 +187,7 @@ def _read_images(
                 columns["digest"] = list(map(content_digest, contents, labels))
             if "content" in schema.names:
                 columns["content"] = contents
-            if "offset" in schema.names and isinstance(table, ArrowFile):
+            elif isinstance(table, ArrowFile) and not scan.keeps_pixels:
                 columns |= table.places(batch.column(column))
             yield pa.RecordBatch.from_pydict(columns, schema)
 

@@ -15,6 +15,7 @@ import pytest
 from dpgcl_core.errors import DataError
 from tests.trainers.data.saved_datasets import images, save_dataset, save_splits
 from tests.trainers.data.test_stored_images import NUM, content_of, encoded
+from trainers.data.arrow_files import ArrowFile
 from trainers.data.faults import RecordsError
 from trainers.data.image_index import INDEX_FOLDER, places_of
 from trainers.data.loading import load_dataset
@@ -98,6 +99,8 @@ def test_path_of_an_image_with_bytes_is_no_file_of_it(tmp_path: Path) -> None:
     own = images([encoded(0), None, encoded(2)], ["a.png", "b.png", "c.png"])
     folder = save_dataset(tmp_path / "saved", {"image": own}, num_files=1)
     assert image_files(f"hf:{folder}") == [str(folder / "b.png")]
+    (file,) = folder.glob("*.arrow")
+    assert len(ArrowFile(file).rows_without_bytes("image")) == 1
 
 
 def test_missing_images_are_refused_by_their_rows(tmp_path: Path) -> None:
