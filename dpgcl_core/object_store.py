@@ -11,6 +11,7 @@ What a service's log of requests discloses: `docs/limits.md`.
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import re
 import secrets
@@ -169,6 +170,36 @@ def can_write(folder: str) -> bool:
             "not. Copy the data to a disk, or to a service that does"
         )
     return True
+
+
+class ObjectReader(io.RawIOBase):
+    """An object as a file that is read by ranges, for readers that need parts of it.
+
+    Reading raises OSError if the object has changed since it was listed.
+    """
+
+    def __init__(self, file: RemoteFile) -> None:
+        self._file, self._position = file, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.num_bytes}[whence]
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: Any, /) -> int:
+        num_bytes = max(0, min(len(buffer), self._file.num_bytes - self._position))
+        content = read_ranges([(self._file, self._position, num_bytes)])[0] if num_bytes else b""
+        if content is None:
+            raise OSError("the object has changed")
+        buffer[:num_bytes] = content
+        self._position += num_bytes
+        return num_bytes
 
 
 def read_ranges(ranges: Sequence[tuple[RemoteFile, int, int]]) -> list[bytes | None]:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
+from dpgcl_core.object_store import ObjectReader, RemoteFile
 from trainers.data.class_names import ClassNames, encodable
 from trainers.data.image_index import places_of
 from trainers.data.pairs import SPLITS
@@ -91,20 +92,25 @@ class ArrowFile:
         return {"offset": offsets, "num_bytes": sizes}
 
 
-def kind_of(file: Path) -> str:
+TableFile = Path | RemoteFile
+"""A file of a table, on this machine or in a bucket."""
+
+
+def kind_of(file: TableFile) -> str:
     """Return the kind of a table's file, as messages name it: Arrow or parquet."""
-    return "Arrow" if file.suffix in (".arrow", ".feather") else "parquet"
+    is_arrow = isinstance(file, Path) and file.suffix in (".arrow", ".feather")
+    return "Arrow" if is_arrow else "parquet"
 
 
 @contextmanager
-def open_table(file: Path) -> Iterator[ArrowFile | pq.ParquetFile]:
+def open_table(file: TableFile) -> Iterator[ArrowFile | pq.ParquetFile]:
     """Open a parquet file, or an Arrow file with the same interface."""
     import pyarrow.parquet as pq
 
-    if kind_of(file) == "Arrow":
+    if isinstance(file, Path) and kind_of(file) == "Arrow":
         yield ArrowFile(file)
     else:
-        with pq.ParquetFile(file) as opened:
+        with pq.ParquetFile(ObjectReader(file) if isinstance(file, RemoteFile) else file) as opened:
             yield opened
 
 

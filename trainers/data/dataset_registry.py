@@ -102,6 +102,7 @@ _SOURCES = (
         reader="trainers.data.pair_tables:load_parquet_of_either",
         captions=IN_A_COLUMN,
         has_columns=True,
+        is_in_buckets=True,
         options=(*_COLUMNS, CLASS_CAPTIONS),
     ),
     DataSource(

@@ -454,6 +454,11 @@ def file_column(names: Iterable[str]) -> pa.Array:
     return pa.array(map(encoded, names), pa.large_binary())
 
 
+def place_of_file(file: Path | RemoteFile) -> Path:
+    """Return a file's path, or the path that stands for its address."""
+    return Path(file.address) if isinstance(file, RemoteFile) else file
+
+
 def stamps_of(files: Iterable[Path | RemoteFile]) -> NDArray[np.int64]:
     """Return the `stamp_of` files, `[num_files, 2]`."""
     return np.array([stamp_of(file) for file in files], dtype=np.int64).reshape(-1, 2)

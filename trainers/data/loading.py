@@ -66,7 +66,7 @@ shapes:NUM:SEED, shards:PATH, webdataset:PATH
         choices = [*BUILTIN_DATASETS, "shapes:NUM:SEED", *schemes]
         raise ConfigError(unknown_choice("data set", shown, choices))
     elif _REMOTE.match(path) and not (source.is_in_buckets and address_of(path)):
-        in_buckets = " and ".join(entry.name for entry in DATA_SOURCES.values() if entry.is_in_buckets)
+        in_buckets = ", ".join(entry.name for entry in DATA_SOURCES.values() if entry.is_in_buckets)
         raise ConfigError(
             f"PATH must be a local file or folder; only {in_buckets} may be at s3://BUCKET/PATH; got "
             f"{masked(name)!r}. Write the data as tar shards, download them, or mount them"

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from dpgcl_core.errors import ConfigError, DataError
+from dpgcl_core.object_store import address_of
 from trainers.data.arrow_files import ArrowFile, kind_of, open_table, saved_class_names, split_names
 from trainers.data.columns import text_column, values_of
 from trainers.data.faults import RecordsError
@@ -243,7 +244,7 @@ def image_files(name: str, options: PairOptions | None = None) -> list[str]:
     """Return the image files that a csv, parquet or Arrow file lists, under the rules of `image_folders`."""
     scheme, _, rest = name.partition(":")
     path, options = Path(rest).expanduser(), options or PairOptions()
-    if scheme not in ("csv", "parquet", "hf"):
+    if scheme not in ("csv", "parquet", "hf") or address_of(path):  # a table in a bucket holds its images
         return []
     try:
         files = _csv_paths(path, options) if scheme == "csv" else _table_paths(path, options, scheme)

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError, DpgclError
+from dpgcl_core.object_store import address_of, find_object, list_objects
 from dpgcl_core.sampling.record_ids import digest_of_content
-from trainers.data.arrow_files import ArrowFile, kind_of, open_table, saved_splits
+from trainers.data.arrow_files import ArrowFile, TableFile, kind_of, open_table, saved_splits
 from trainers.data.columns import codes_of, text_column
 from trainers.data.decoding import content_digest, in_threads
 from trainers.data.faults import RecordsError
@@ -25,6 +26,7 @@ from trainers.data.image_index import (
     ImageScan,
     ScannedImages,
     file_column,
+    place_of_file,
     schema_of,
     stamps_of,
 )
@@ -66,7 +68,9 @@ def scan_files(request: Request, base: Path, keys: pa.Array, paths: Sequence[str
     return RowImages(scan.files(base, file_column(paths[row] or "" for row in rows)), image_of, keys, paths)
 
 
-def scan_parquet(request: Request, files: Sequence[Path], column: str, label: str | None = None) -> RowImages:
+def scan_parquet(
+    request: Request, files: Sequence[TableFile], column: str, label: str | None = None
+) -> RowImages:
     """Return the images in a column of parquet files.
 
     If there are no captions, some rows may hold bytes and others paths.
@@ -102,7 +106,8 @@ def scan_parquet(request: Request, files: Sequence[Path], column: str, label: st
         content = dict.fromkeys(("offset", "num_bytes"), pa.uint64())
     if scan.keeps_pixels:
         content = {}
-    schema, names = schema_of(digest=pa.binary(), **content), [os.path.relpath(file, base) for file in files]
+    schema = schema_of(digest=pa.binary(), **content)
+    names = [os.path.relpath(place_of_file(file), base) for file in files]
     tables = []
     for position, (name, file) in enumerate(zip(names, files, strict=True)):
         rows = partial(_read_images, file, column, label, base, scan, schema)
@@ -113,15 +118,16 @@ def scan_parquet(request: Request, files: Sequence[Path], column: str, label: st
         except parquet_read_errors():
             unreadable.append(position)
     _refuse_unreadable(unreadable, files)
-    holders = files
-    if "content" in content:
+    if "content" not in content:
+        scanned = scan.parts(tables, files, stamps)
+    else:
         holders = [scan.index_file(name, *key) for name in names]
         stamps = np.array([scan.stamps[holder] for holder in holders], dtype=np.int64)
-    scanned = scan.parts(tables, holders, stamps)
+        scanned = scan.parts(tables, holders, stamps)
     return RowImages(scanned, np.arange(len(scanned.facts)), digests=scanned.facts["digest"])
 
 
-def _paths_in(files: Sequence[Path], column: str, request: Request) -> list[str | None] | None:
+def _paths_in(files: Sequence[TableFile], column: str, request: Request) -> list[str | None] | None:
     """Return each row's path, None for a row without; None if some row holds bytes.
 
     Only the rows up to the first image are read if that image is bytes.
@@ -132,6 +138,8 @@ def _paths_in(files: Sequence[Path], column: str, request: Request) -> list[str 
     first = next((value for value in _values(files, column) if value is not None), None)
     if not isinstance(first, str):
         return None
+    if address_of(request.path):
+        raise DataError(f"{kind_of(files[0])} data in a bucket must hold encoded images; got paths")
     values = unpacked(read_parquet(files, {column}).column(column))
     if all(value is None or isinstance(value, str) for value in values):
         return [value or None for value in values]
@@ -140,7 +148,7 @@ def _paths_in(files: Sequence[Path], column: str, request: Request) -> list[str 
     return None
 
 
-def _values(files: Sequence[Path], column: str) -> Iterator[Any]:
+def _values(files: Sequence[TableFile], column: str) -> Iterator[Any]:
     """Yield the values of the images' column, as far as files can be read."""
     for file in files:
         with suppress(*parquet_read_errors()), open_table(file) as table:
@@ -148,17 +156,21 @@ def _values(files: Sequence[Path], column: str) -> Iterator[Any]:
                 yield from unpacked(batch.column(column))
 
 
-def _first_images(files: Sequence[Path], column: str, base: Path) -> Iterator[bytes | Path | None]:
+def _first_images(files: Sequence[TableFile], column: str, base: Path) -> Iterator[bytes | Path | None]:
     """Yield the first images."""
     for value in itertools.islice(_values(files, column), _FIRST_IMAGES):
         yield base / value if isinstance(value, str) else value
 
 
 def _read_images(
-    file: Path, column: str, label: str | None, base: Path, scan: ImageScan, schema: pa.Schema
+    file: TableFile, column: str, label: str | None, base: Path, scan: ImageScan, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield the facts of the images in one file, and the images if the schema has a column for them."""
     import pyarrow as pa
+
+    def read_path(path: str) -> bytes | None:
+        # A path in a bucket's table must name no file of this machine.
+        return _read_or_none(base / path) if isinstance(file, Path) else None
 
     are_pairs, kind = scan.request.has_captions, kind_of(file)
     with open_table(file) as table:
@@ -178,7 +190,7 @@ def _read_images(
                     f"{kind} column image must hold encoded image bytes or paths, plain or as {{bytes, "
                     f"path}}; got {batch.column(column).type}"
                 )
-            contents = in_threads(lambda v: _read_or_none(base / v) if isinstance(v, str) else v, values)
+            contents = in_threads(lambda v: read_path(v) if isinstance(v, str) else v, values)
             columns = scan.facts(contents)
             if are_pairs:
                 columns["digest"] = [b"" if v is None else digest_of_content(v) for v in contents]
@@ -227,7 +239,7 @@ def image_keys(paths: Sequence[str | None], base: Path) -> list[str]:
     return [key_of_path(path) if path else "" for path in paths]
 
 
-def table_splits(path: Path, scheme: str) -> list[list[Path]]:
+def table_splits(path: Path, scheme: str) -> list[list[TableFile]]:
     """Return the files of the training split and, for a saved data set that has one, of the test split.
 
     These are the path itself, all parquet files below it in order, or those of a Hugging Face data set.
@@ -236,14 +248,21 @@ def table_splits(path: Path, scheme: str) -> list[list[Path]]:
       DataError: there are none, or as in `trainers.data.arrow_files.saved_splits`.
     """
     if scheme == "hf":
-        return saved_splits(path)
-    files = [path] if path.is_file() else sorted(path.rglob("*.parquet"))
+        return [list(files) for files in saved_splits(path)]
+    files: list[TableFile]
+    if address := address_of(path):
+        files = [file for file in list_objects(address) if file.address.endswith(".parquet")]
+        files = files or [file for file in [find_object(address)] if file]
+    else:
+        files = [path] if path.is_file() else [*sorted(path.rglob("*.parquet"))]
     if not files:
-        raise DataError(f"parquet:PATH must be a .parquet file or a folder of them; got {str(path)!r}")
+        raise DataError(
+            f"parquet:PATH must be a .parquet file or a folder of them; got {address or str(path)!r}"
+        )
     return [files]
 
 
-def num_rows(*files: Path) -> int:
+def num_rows(*files: TableFile) -> int:
     """Return the number of rows of files."""
     total = 0
     for file in files:
@@ -259,7 +278,7 @@ def parquet_read_errors() -> tuple[type[Exception], ...]:
     return (OSError, ValueError, NotImplementedError, KeyError, pa.ArrowException)
 
 
-def parquet_header(file: Path) -> list[str]:
+def parquet_header(file: TableFile) -> list[str]:
     """Return the names of a file's columns.
 
     Raises:
@@ -273,7 +292,7 @@ def parquet_header(file: Path) -> list[str]:
     return list(header)
 
 
-def read_parquet(files: Sequence[Path], columns: Collection[str]) -> pa.Table:
+def read_parquet(files: Sequence[TableFile], columns: Collection[str]) -> pa.Table:
     """Return the rows of all files in order, with the columns among `columns` that the files have.
 
     Raises:
@@ -307,7 +326,7 @@ def unpacked(column: pa.ChunkedArray) -> list[Any]:
     return [v.get("bytes") or v.get("path") if isinstance(v, dict) and parts & {*v} else v for v in values]
 
 
-def _refuse_unreadable(unreadable: list[int], files: Sequence[Path]) -> None:
+def _refuse_unreadable(unreadable: list[int], files: Sequence[TableFile]) -> None:
     if unreadable:
         raise RecordsError(
             f"{kind_of(files[0])} files must be readable; {len(unreadable)} of {len(files)} are not",

@@ -301,7 +301,7 @@ def in_parts(images: Images) -> Iterator[NDArray[np.uint8]]:
 
 
 @contextmanager
-def unchanged(files: Sequence[Path]) -> Iterator[None]:
+def unchanged(files: Sequence[Path | RemoteFile]) -> Iterator[None]:
     """Refuse files that change while they are read, because rows and images could then be of two versions.
 
     Raises:

@@ -34,7 +34,7 @@ from dpgcl_core.object_store import RemoteFile, address_of, download, find_objec
 from dpgcl_core.sampling.record_ids import digest_of_content
 from trainers.data.columns import combined
 from trainers.data.decoding import IMAGE_SUFFIXES
-from trainers.data.image_index import IMAGES_AT_ONCE, ImageScan, schema_of, stamps_of
+from trainers.data.image_index import IMAGES_AT_ONCE, ImageScan, place_of_file, schema_of, stamps_of
 from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault
 from trainers.data.request import Request
 from trainers.data.stored_images import stamp_of
@@ -64,7 +64,7 @@ def load_webdataset(request: Request) -> LoadedData:
       DataError: there are no shards, or one cannot be read as a whole.
     """
     files, options = _shards(request), request.pairs
-    names = [Path(f.address if isinstance(f, RemoteFile) else f) for f in files]
+    names = list(map(place_of_file, files))
     base, stamps = names[0].parent, stamps_of(files)
     scan = ImageScan(request, *_first_images(files), folder=base)
     key = ["shards", request.has_captions, options.unit, options.label]

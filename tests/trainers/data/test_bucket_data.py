@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -18,6 +21,9 @@ from tests.trainers.data.test_stored_images import (
     content_of,
     encoded,
     write_classes,
+    write_folder,
+    write_parquet,
+    write_parquet_pairs,
     write_shards,
 )
 from tests.trainers.data.test_webdataset import write_files
@@ -25,11 +31,17 @@ from trainers.data.dataset import Dataset, TrainingData
 from trainers.data.faults import RecordsError
 from trainers.data.loading import check_dataset_name, load_dataset
 from trainers.data.pair_options import PairOptions
+from trainers.data.pair_tables import image_files
 from trainers.data.stored_images import StoredImages
 from trainers.training.loop import train
 
 __all__ = ["bucket"]
-WRITERS = {"webdataset": write_shards, "shards": write_classes}
+WRITERS: dict[str, Callable[[Path], str]] = {
+    "webdataset": write_shards,
+    "shards": write_classes,
+    "parquet": lambda folder: write_parquet(folder, person=lambda row: f"person {row // 2}"),
+    "parquet pairs": write_parquet_pairs,
+}
 SOURCES = pytest.mark.parametrize("source", WRITERS)
 
 
@@ -46,7 +58,7 @@ def copies(source: str, folder: Path, bucket: Bucket) -> tuple[str, str]:
     name = WRITERS[source](folder / "local")
     address = bucket.upload(folder / "local", "team/shards")
     bucket.requests.clear()
-    return name, f"{source}:{address}"
+    return name, f"{source.partition(' ')[0]}:{address}"
 
 
 def load(name: str, **options: Any) -> Dataset:
@@ -64,6 +76,9 @@ def shards_read(bucket: Bucket) -> list[str]:
         ("shards", {}),
         ("shards", {"unit_column": "person"}),
         ("shards", {"pairs": PairOptions(label="cls")}),
+        ("parquet", {}),
+        ("parquet", {"unit_column": "person"}),
+        ("parquet pairs", {}),
         ("webdataset", {}),
         ("webdataset", {"image_size": 5}),
     ],
@@ -174,8 +189,38 @@ def test_a_changed_shard_is_indexed_again_and_no_other(tmp_path: Path, bucket: B
     assert shards_read(bucket) == ["0.tar", "1.tar"]
 
 
+def test_images_of_parquet_files_are_read_once(tmp_path: Path, bucket: Bucket) -> None:
+    _, remote = copies("parquet", tmp_path, bucket)
+    images = load(remote).train.images
+    bucket.requests.clear()
+    assert images[np.arange(5)].shape == (5, 3, 8, 8)
+    assert bucket.requests.lines == []
+    other = load(remote, index_folder=tmp_path / "other").train.images
+    bucket.put("team/shards/1.parquet", b"other")
+    assert (other[np.arange(5)] == images[np.arange(5)]).all()
+    with pytest.raises(RecordsError, match="1 of 2 are not"):
+        load(remote)
+
+
+def test_parquet_in_a_bucket_names_no_file_of_this_machine(tmp_path: Path, bucket: Bucket) -> None:
+    write_folder(tmp_path / "private")
+    path = str(next((tmp_path / "private").rglob("*.png")))
+    image = Path(path).read_bytes()
+    rows = {"paths": [path, path], "a path": [{"bytes": image, "path": None}, {"bytes": None, "path": path}]}
+    for kind, images in rows.items():
+        (tmp_path / kind).mkdir()
+        pq.write_table(pa.table({"image": images}), tmp_path / kind / "own.parquet")
+        name = f"parquet:{bucket.upload(tmp_path / kind, kind)}"
+        for in_memory in (True, False):
+            with pytest.raises(DataError, match=r"must hold encoded images|1 missing|must all be paths"):
+                load(name, in_memory=in_memory)
+        assert image_files(name) == []
+
+
 def test_missing_shards_are_counted(tmp_path: Path, bucket: Bucket) -> None:
     copies("shards", tmp_path, bucket)
+    with pytest.raises(DataError, match=r"parquet:PATH must be .* got 's3://.*/team/shards'"):
+        load(f"parquet:{bucket.address}/team/shards")
     for path, missing in (("team/shards/{0..4}.tar", "2 of 5"), ("team/none", "1 of 1")):
         with pytest.raises(DataError, match=rf"got 's3://.*{missing} shards are missing"):
             load(f"shards:{bucket.address}/{path}")
@@ -228,6 +273,6 @@ def test_workers_get_no_pixels_and_read_the_bucket(tmp_path: Path, bucket: Bucke
     ],
 )
 def test_other_sources_and_addresses_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"only webdataset and shards may be at s3://BUCKET/PATH"):
+    with pytest.raises(ConfigError, match=r"only parquet, webdataset, shards may be at s3://BUCKET/PATH"):
         check_dataset_name(name)
     check_dataset_name("shards:s3://b/x")
