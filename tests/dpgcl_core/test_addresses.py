@@ -145,6 +145,7 @@ def test_addresses_without_a_secret_are_shown_whole() -> None:
         "127.0.0.1:6379",
         "ray://head:10001",
         "parquet:/data/year=2024/x.parquet",
+        "shards:s3://team/year=2024/s-{000..255}.tar",
     ):
         assert masked(address) == address
         assert masked_text(f"at {address}, now") == f"at {address}, now"
