@@ -17,29 +17,12 @@ from dpgcl_core.lazy_names import lazy_names
 require_extra("service", "mlflow", "pandas", needed_by=__name__)
 
 if TYPE_CHECKING:
-    from dashboards.compose.answer import Answer, answer_of
-    from dashboards.dashboard_error import DashboardError
-    from dashboards.figures import draw, load_for
-    from dashboards.query.sweeps import list_sweeps
-    from dashboards.query.trial_frames import load_trials
+    from dashboards.compose.answer import Answer as Answer
+    from dashboards.compose.answer import answer_of as answer_of
+    from dashboards.dashboard_error import DashboardError as DashboardError
+    from dashboards.figures import draw as draw
+    from dashboards.figures import load_for as load_for
+    from dashboards.query.sweeps import list_sweeps as list_sweeps
+    from dashboards.query.trial_frames import load_trials as load_trials
 
-__all__ = [
-    "Answer",
-    "DashboardError",
-    "answer_of",
-    "draw",
-    "list_sweeps",
-    "load_for",
-    "load_trials",
-]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "compose.answer": ("Answer", "answer_of"),
-        "dashboard_error": ("DashboardError",),
-        "figures": ("draw", "load_for"),
-        "query.sweeps": ("list_sweeps",),
-        "query.trial_frames": ("load_trials",),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -21,36 +21,19 @@ from dpgcl_core.lazy_names import lazy_names
 require_extra("service", "ray", "mlflow", "optuna", needed_by=__name__)
 
 if TYPE_CHECKING:
-    from sweeps.service.options.sweep_options import PairSweepOptions, SweepOptions
-    from sweeps.service.planning.space import Between
-    from sweeps.service.planning.trials import Point
-    from sweeps.service.running.from_python import SweepResult, run, search
-    from sweeps.service.running.listeners import Listener, SweepBeginning, SweepEnd, TrialResult
+    from sweeps.service.options.sweep_options import PairSweepOptions as PairSweepOptions
+    from sweeps.service.options.sweep_options import SweepOptions as SweepOptions
+    from sweeps.service.planning.space import Between as Between
+    from sweeps.service.planning.trials import Point as Point
+    from sweeps.service.running.from_python import SweepResult as SweepResult
+    from sweeps.service.running.from_python import run as run
+    from sweeps.service.running.from_python import search as search
+    from sweeps.service.running.listeners import Listener as Listener
+    from sweeps.service.running.listeners import SweepBeginning as SweepBeginning
+    from sweeps.service.running.listeners import SweepEnd as SweepEnd
+    from sweeps.service.running.listeners import TrialResult as TrialResult
 
-__all__ = [
-    "Between",
-    "Listener",
-    "PairSweepOptions",
-    "Point",
-    "SweepBeginning",
-    "SweepEnd",
-    "SweepOptions",
-    "SweepResult",
-    "TrialResult",
-    "run",
-    "search",
-]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "service.options.sweep_options": ("PairSweepOptions", "SweepOptions"),
-        "service.planning.space": ("Between",),
-        "service.planning.trials": ("Point",),
-        "service.running.from_python": ("SweepResult", "run", "search"),
-        "service.running.listeners": ("Listener", "SweepBeginning", "SweepEnd", "TrialResult"),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__)
 
 
 class _Package(ModuleType):

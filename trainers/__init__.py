@@ -16,59 +16,26 @@ from dpgcl_core.lazy_names import lazy_names
 require_extra("service", "safetensors", needed_by=__name__)
 
 if TYPE_CHECKING:
-    from trainers.config.presets import SETTINGS, named_setting
-    from trainers.config.settings import MechanismOptions, TrainingOptions
-    from trainers.config.training import TrainingConfig
-    from trainers.config.tree import replace_options
-    from trainers.config.tree import replace_options as changed
-    from trainers.data.dataset import Dataset, TrainingData
-    from trainers.data.loading import load_dataset, split_train_test
-    from trainers.data.records import Records
-    from trainers.embed.embed_images import embed_images, read_images
-    from trainers.export.export_folder import load_encoder
-    from trainers.tasks.task import Task, register_task, task_named
-    from trainers.training.loop import TrainingResult, train
-    from trainers.training.resolve import training_config
+    from trainers.config.presets import SETTINGS as SETTINGS
+    from trainers.config.presets import named_setting as named_setting
+    from trainers.config.settings import MechanismOptions as MechanismOptions
+    from trainers.config.settings import TrainingOptions as TrainingOptions
+    from trainers.config.training import TrainingConfig as TrainingConfig
+    from trainers.config.tree import replace_options as changed  # noqa: F401  # its name in 0.1
+    from trainers.config.tree import replace_options as replace_options
+    from trainers.data.dataset import Dataset as Dataset
+    from trainers.data.dataset import TrainingData as TrainingData
+    from trainers.data.loading import load_dataset as load_dataset
+    from trainers.data.loading import split_train_test as split_train_test
+    from trainers.data.records import Records as Records
+    from trainers.embed.embed_images import embed_images as embed_images
+    from trainers.embed.embed_images import read_images as read_images
+    from trainers.export.export_folder import load_encoder as load_encoder
+    from trainers.tasks.task import Task as Task
+    from trainers.tasks.task import register_task as register_task
+    from trainers.tasks.task import task_named as task_named
+    from trainers.training.loop import TrainingResult as TrainingResult
+    from trainers.training.loop import train as train
+    from trainers.training.resolve import training_config as training_config
 
-__all__ = [
-    "Dataset",
-    "MechanismOptions",
-    "Records",
-    "SETTINGS",
-    "Task",
-    "TrainingConfig",
-    "TrainingData",
-    "TrainingOptions",
-    "TrainingResult",
-    "changed",
-    "embed_images",
-    "load_dataset",
-    "load_encoder",
-    "named_setting",
-    "read_images",
-    "register_task",
-    "replace_options",
-    "split_train_test",
-    "task_named",
-    "train",
-    "training_config",
-]
-
-__getattr__, __dir__ = lazy_names(
-    __name__,
-    {
-        "config.presets": ("SETTINGS", "named_setting"),
-        "config.settings": ("MechanismOptions", "TrainingOptions"),
-        "config.training": ("TrainingConfig",),
-        "config.removed_options": ("changed",),
-        "config.tree": ("replace_options",),
-        "data.dataset": ("Dataset", "TrainingData"),
-        "data.loading": ("load_dataset", "split_train_test"),
-        "data.records": ("Records",),
-        "embed.embed_images": ("embed_images", "read_images"),
-        "export.export_folder": ("load_encoder",),
-        "tasks.task": ("Task", "task_named", "register_task"),
-        "training.loop": ("TrainingResult", "train"),
-        "training.resolve": ("training_config",),
-    },
-)
+__getattr__, __dir__, __all__ = lazy_names(__name__)

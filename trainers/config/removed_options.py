@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpgcl_core.errors import ConfigError
-from trainers.config.tree import replace_options as changed  # noqa: F401  # its name in 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
