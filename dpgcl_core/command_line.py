@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.addresses import masked
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require_choice, unknown_choice
 
 Command = Callable[..., Any]
 
@@ -109,8 +109,7 @@ def _refuse_unknown(
             return  # tyro reports the missing subcommand, or prints its help
         if removal := removals(arguments[0]):
             raise ConfigError(f"{arguments[0]} was {removal}")
-        if arguments[0] not in command:
-            raise ConfigError(unknown_choice("command", arguments[0], command))
+        require_choice("command", arguments[0], command)
         command = command[arguments[0]]
     valid = options_of(command)
     negations = {f"--no-{name[2:]}" for name in valid}

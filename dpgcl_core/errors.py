@@ -9,11 +9,12 @@ import difflib
 import errno
 import importlib.util
 import io
+import math
 import os
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NoReturn, TextIO
@@ -107,6 +108,37 @@ def unknown_choice(kind: str, value: str, choices: Iterable[str]) -> str:
     near = difflib.get_close_matches(value, names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else "."
     return f"unknown {kind} {value!r}{hint} Valid: {', '.join(names)}"
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError unless the condition holds."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def require_choice(
+    kind: str, value: str, choices: Collection[str], *, error: type[DpgclError] = ConfigError
+) -> None:
+    """Raise an error with the nearest and all valid choices unless `value` is among `choices`."""
+    if value not in choices:
+        raise error(unknown_choice(kind, value, choices))
+
+
+def require_each(node: object, names: Iterable[str], rule: str, holds: Callable[[Any], bool]) -> None:
+    """Raise ConfigError "NAME must RULE" unless each named field of `node` is None or `holds` for it."""
+    for name in names:
+        value = getattr(node, name)
+        require(value is None or holds(value), f"{name} must {rule}; got {value}")
+
+
+def require_least(node: object, least: int, *names: str) -> None:
+    """Raise ConfigError unless each named field of `node` is None or at least `least`."""
+    require_each(node, names, f"be at least {least}", lambda value: value >= least)
+
+
+def require_positive(node: object, *names: str) -> None:
+    """Raise ConfigError unless each named field of `node` is None or positive and finite."""
+    require_each(node, names, "be positive and finite", lambda value: 0 < value < math.inf)
 
 
 def is_disk_full(error: BaseException | None) -> bool:

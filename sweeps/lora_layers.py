@@ -17,7 +17,7 @@ from typing import ClassVar, Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
-from dpgcl_core.errors import ConfigError, exit_on_bad_input, unknown_choice
+from dpgcl_core.errors import ConfigError, exit_on_bad_input, require_choice
 from sweeps.service.options.sweep_options import PairSweepOptions
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
@@ -55,8 +55,7 @@ def points(options: LoraLayersOptions) -> list[Point]:
     rank = options.network.lora_rank or (RANK_OF_SMALL if options.network.name in SMALL_MODELS else RANK)
     grid: list[Point] = []
     for name in dict.fromkeys(options.layers):
-        if name not in LAYERS:
-            raise ConfigError(unknown_choice("choice of layers", name, LAYERS))
+        require_choice("choice of layers", name, LAYERS)
         changes = {"lora_targets": tuple(name.lower().split("+")), "lora_rank": rank}
         params = {"lora_layers": name}
         grid += at(options.mechanism, name, changes, params, non_private=options.non_private)

@@ -14,7 +14,7 @@ from dashboards.compose.display_names import (
 )
 from dashboards.compose.transfer_rows import PROBE
 from dashboards.dashboard_error import DashboardError
-from dpgcl_core.errors import unknown_choice
+from dpgcl_core.errors import require_choice
 from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.release.metrics import DURING, Family, find_metric, scores_of
 
@@ -193,6 +193,5 @@ def find_question(name: str | Question) -> Question:
     """
     if isinstance(name, Question):
         return name
-    if name not in QUESTIONS:
-        raise DashboardError(unknown_choice("question", name, QUESTIONS))
+    require_choice("question", name, QUESTIONS, error=DashboardError)
     return QUESTIONS[name]

@@ -12,7 +12,7 @@ from dp_accounting.rdp import RdpAccountant
 
 from dpgcl_core.accounting import composition as accounting
 from dpgcl_core.accounting.composition import check_noise_multiplier, check_target
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, require_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,7 @@ class FixedSizeGaussians:
                 f"batch_size must be from 1 to num_records = {self.num_records}; got {self.batch_size}"
             )
         check_noise_multiplier(self.noise_multiplier)
-        for name in ("num_mechanisms", "num_steps"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
+        require_least(self, 1, "num_mechanisms", "num_steps")
 
     def event(self) -> dp_event.DpEvent:
         """Return the event of all steps; the event of each step contains all its mechanisms."""

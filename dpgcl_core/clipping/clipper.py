@@ -86,7 +86,7 @@ from dpgcl_core.clipping.types import (
     trainable_parameters,
 )
 from dpgcl_core.clipping.verification import Verdicts, Way, Ways, one_pass_mismatch, unsupported_layer
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require_choice, require_least
 from dpgcl_core.noise.randomness import Draws
 
 logger = logging.getLogger(__name__)
@@ -145,8 +145,7 @@ class GroupClipper:
         if not (0 < scale < math.inf and math.frexp(scale)[0] == 0.5):
             raise ConfigError(f"gradient_scale must be a power of two; got {scale}")
         check_clip_norm(self.l2_clip_norm * min(1.0, scale))
-        if self.groups_at_once is not None and self.groups_at_once < 1:
-            raise ConfigError(f"groups_at_once must be at least 1; got {self.groups_at_once}")
+        require_least(self, 1, "groups_at_once")
         check_gamma(self.gamma and self.gamma * scale)
 
     def add_clipped_sum(
@@ -437,8 +436,7 @@ def gamma_of(clipping: str) -> float | None:
     >>> gamma_of("automatic"), gamma_of("flat")
     (0.01, None)
     """
-    if clipping not in (FLAT, AUTOMATIC):
-        raise ConfigError(unknown_choice("clipping", clipping, (FLAT, AUTOMATIC)))
+    require_choice("clipping", clipping, (FLAT, AUTOMATIC))
     return GAMMA if clipping == AUTOMATIC else None
 
 

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, require_least
 from dpgcl_core.noise.randomness import NUM_SUMMED as NUM_SUMMED
 from dpgcl_core.noise.randomness import Draws
 
@@ -56,8 +56,7 @@ class GaussianNoise:
     num_summed: int = 1
 
     def __post_init__(self) -> None:
-        if self.num_summed < 1:
-            raise ConfigError(f"num_summed must be at least 1; got {self.num_summed}")
+        require_least(self, 1, "num_summed")
 
     def draw(self, num_coordinates: int, generator: Draws) -> Tensor:
         """Return one draw for the whole flat parameter vector, float64 `[num_coordinates]`, on the CPU.

@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 
 from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER, check_target
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, require_least, require_positive
 from dpgcl_core.grids import GROUP_SIZES, NUM_STEPS
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import RECORDS, check_delta, default_delta
@@ -92,14 +92,9 @@ class PlanRequest:
     def __post_init__(self) -> None:
         check_target(self.target_epsilon)
         method_named(self.method)
-        for name in ("records_per_second", "most_hours", "most_bytes"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be positive and finite; got {value}")
-        if self.num_records_public < 3:
-            raise ConfigError(f"num_records_public must be at least 3; got {self.num_records_public}")
-        if self.num_weights < 1:
-            raise ConfigError(f"num_weights must be at least 1; got {self.num_weights}")
+        require_positive(self, "records_per_second", "most_hours", "most_bytes")
+        require_least(self, 3, "num_records_public")
+        require_least(self, 1, "num_weights")
         for name in ("batch_sizes", "num_steps"):
             if any(not 0 < value < math.inf for value in getattr(self, name)):
                 raise ConfigError(f"{name} must be positive and finite; got {list(getattr(self, name))}")

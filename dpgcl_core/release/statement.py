@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpgcl_core.accounting.tuning.modes import OPEN
 from dpgcl_core.addresses import masked_text
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require_choice
 from dpgcl_core.release.markdown import escaped
 
 if TYPE_CHECKING:
@@ -134,10 +134,8 @@ class PrivacyStatement:
     notes: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if self.guarantee_label not in LABELS:
-            raise ConfigError(unknown_choice("guarantee label", self.guarantee_label, LABELS))
-        if self.mode not in _RELEASED:
-            raise ConfigError(unknown_choice("release mode", self.mode, _RELEASED))
+        require_choice("guarantee label", self.guarantee_label, LABELS)
+        require_choice("release mode", self.mode, _RELEASED)
         if self.mode != OPEN and self.trials is not None:
             raise ConfigError(
                 f"the statement of a {self.mode} sweep must not reveal counts of trials; got {self.trials}. "

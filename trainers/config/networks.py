@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias
 
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require, require_choice, require_each, require_least
 from dpgcl_core.ledger.chain import Head
 from trainers.config.tree import option
 
@@ -20,32 +19,9 @@ SYNTHETIC = "synthetic:"
 """Prefix of a `warm_start` that first trains on generated records; the number of steps follows it."""
 
 
-def require(condition: bool, message: str) -> None:
-    """Raise ConfigError unless the condition holds."""
-    if not condition:
-        raise ConfigError(message)
-
-
-def require_each(node: object, names: Iterable[str], rule: str, holds: Callable[[Any], bool]) -> None:
-    """Raise ConfigError "NAME must RULE" unless each named field of `node` is None or `holds` for it."""
-    for name in names:
-        value = getattr(node, name)
-        require(value is None or holds(value), f"{name} must {rule}; got {value}")
-
-
-def require_least(node: object, least: int, *names: str) -> None:
-    """Raise ConfigError unless each named field of `node` is None or at least `least`."""
-    require_each(node, names, f"be at least {least}", lambda value: value >= least)
-
-
 def require_shares(node: object, *names: str) -> None:
     """Raise ConfigError unless each named field of `node` is None or in [0, 1]."""
     require_each(node, names, "be in [0, 1]", lambda value: 0 <= value <= 1)
-
-
-def require_positive(node: object, *names: str) -> None:
-    """Raise ConfigError unless each named field of `node` is None or positive and finite."""
-    require_each(node, names, "be positive and finite", lambda value: 0 < value < math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,8 +101,7 @@ class AnyNetwork:
     has_towers: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise ConfigError(unknown_choice("precision", self.precision, PRECISIONS))
+        require_choice("precision", self.precision, PRECISIONS)
         require(
             0 < self.loss_scale < math.inf and math.frexp(self.loss_scale)[0] == 0.5,
             f"loss_scale must be a power of two, so that dividing by it is exact; got {self.loss_scale}",
@@ -208,8 +183,7 @@ class ClassifyingNetwork(AnyNetwork):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_least(self, 2, "num_classes")
-        if self.trained_layers not in TRAINED_LAYERS:
-            raise ConfigError(unknown_choice("trained_layers", self.trained_layers, TRAINED_LAYERS))
+        require_choice("trained_layers", self.trained_layers, TRAINED_LAYERS)
 
 
 @dataclass(frozen=True, kw_only=True)

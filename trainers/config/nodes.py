@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from dpgcl_core.errors import ConfigError, unknown_choice
-from trainers.config.networks import require, require_each, require_least, require_positive
+from dpgcl_core.errors import require, require_choice, require_each, require_least, require_positive
 from trainers.config.removed_options import check_removed_choice
 from trainers.config.tree import option
 
@@ -76,8 +75,7 @@ class OptimizerConfig:
         )
         require_each(self, ("momentum", "ema_decay"), "be in [0, 1)", lambda value: 0 <= value < 1)
         _require_not_negative(self, "warmup_steps")
-        if self.learning_rate_decay not in DECAYS:
-            raise ConfigError(unknown_choice("learning_rate_decay", self.learning_rate_decay, DECAYS))
+        require_choice("learning_rate_decay", self.learning_rate_decay, DECAYS)
         check_removed_choice("optimizer", self.name)
 
 
@@ -109,8 +107,7 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         require_least(self, 1, "max_index_records", "max_query_records", "num_neighbors")
-        if self.readout not in READOUTS:
-            raise ConfigError(unknown_choice("readout", self.readout, READOUTS))
+        require_choice("readout", self.readout, READOUTS)
         _require_not_negative(self, "record_every_steps", "score_every_steps")
         share = self.score_on_held_out
         require(0 <= share < 1, f"score_on_held_out must be a share in [0, 1); got {share}")
@@ -153,6 +150,4 @@ class PerformanceConfig:
     def __post_init__(self) -> None:
         require_least(self, 1, "num_workers", "threads_per_worker", "max_views_per_microbatch")
         require_least(self, 1, "checkpoint_every_steps")
-        require(
-            self.device in ("auto", "cpu", "cuda"), f"device must be auto, cpu or cuda; got {self.device!r}"
-        )
+        require_choice("device", self.device, ("auto", "cpu", "cuda"))

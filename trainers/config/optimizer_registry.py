@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import require_choice
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,6 +73,5 @@ def optimizer_named(name: str) -> OptimizerEntry:
     Raises:
       ConfigError: there is no such optimizer; lists the known ones.
     """
-    if name not in OPTIMIZERS:
-        raise ConfigError(unknown_choice("optimizer", name, OPTIMIZERS))
+    require_choice("optimizer", name, OPTIMIZERS)
     return OPTIMIZERS[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import require_choice
 from trainers.config.networks import CaptionerConfig, MaskedNetworkConfig, NetworkOptions, ViewConfig
 from trainers.config.nodes import EvaluationConfig, ObjectiveConfig, OptimizerConfig, PerformanceConfig
 from trainers.config.settings import MechanismOptions, TrainingOptions
@@ -92,6 +92,5 @@ def named_setting(
         return pairs_setting if modality == "image-text" else SETTINGS.get(f"{dataset}-cpu", CPU)
     if name == "paper" and modality == "image-text":
         return PAPER_PAIRS
-    if name not in SETTINGS:
-        raise ConfigError(unknown_choice("setting", name, [*SETTINGS, "auto"]))
+    require_choice("setting", name, [*SETTINGS, "auto"])
     return SETTINGS[name]

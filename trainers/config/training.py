@@ -13,7 +13,7 @@ from typing import Any
 
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.parts import ClippingParts
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, require
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.method import GradientRule, GroupLoss, LossSettings
 from dpgcl_core.mechanism.registry import METHODS
@@ -29,7 +29,6 @@ from trainers.config.networks import (
     TextViewConfig,
     ViewConfig,
     WarmStart,
-    require,
 )
 from trainers.config.nodes import (
     EvaluationConfig,

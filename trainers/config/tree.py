@@ -19,7 +19,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import require_choice
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -124,8 +124,7 @@ def replace_options(tree: Node, /, **values: Any) -> Node:
     """
     leaf_by_option = leaves(type(tree))
     for name in values:
-        if name not in leaf_by_option:
-            raise ConfigError(unknown_choice("option", name, leaf_by_option))
+        require_choice("option", name, leaf_by_option)
     return _replace_paths(tree, {leaf_by_option[name].path: value for name, value in values.items()})
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from dpgcl_core.errors import ConfigError
-from trainers.config.networks import require_least
+from dpgcl_core.errors import ConfigError, require_least
 from trainers.data.decoding import MAX_IMAGE_PIXELS
 from trainers.data.pair_options import PairOptions
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from dpgcl_core.errors import ConfigError, StorageError, unknown_choice
+from dpgcl_core.errors import ConfigError, StorageError, require_choice
 from trainers.export.export_folder import STATEMENT, Statement
 from trainers.files.checkpoint import Checkpoint, CheckpointFolder, read_grant
 from trainers.files.launch_record import resume_line
@@ -144,8 +144,7 @@ def read_sweep(root: Path, name: str) -> FinishedSweep:
     names = sorted(plan.parent.name for plan in (root / "sweeps").glob("*/plan.json"))
     if not names:
         raise StorageError(f"there are no sweeps in {root}. Set --storage to the folder they were run in.")
-    if name not in names:  # a path into a sweep's folder is not a name either
-        raise StorageError(unknown_choice(f"sweep in {root}", name, names))
+    require_choice(f"sweep in {root}", name, names, error=StorageError)
     folder = root / "sweeps" / name
     is_sealed = (folder / "trusted").is_dir()
     results_folder = folder / "release" if is_sealed else folder

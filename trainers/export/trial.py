@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dpgcl_core.command_line import run_command
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require_choice
 from dpgcl_core.release.metrics import CLASSIFIER_SCORE, is_final_score
 from dpgcl_core.release.statement import PROVEN, delta_text, epsilon_text, software_versions
 from trainers.config.removed_options import removed_option_line
@@ -172,8 +172,7 @@ def choose_trial(
         return sweep.trials[0], "the one model that the sealed sweep published"
     names = [str(each.name) for each in sweep.trials]
     if trial is not None:
-        if trial not in names:
-            raise ConfigError(unknown_choice(f"trial of {sweep.name}", trial, names))
+        require_choice(f"trial of {sweep.name}", trial, names)
         return sweep.trials[names.index(trial)], "by name"
     medians = [_median_repeat(sweep, setting) for setting in sweep.choices] if best is None else []
     if len(medians) > 1:
@@ -209,8 +208,7 @@ def _best_trial(sweep: FinishedSweep, score: str | None, names: Sequence[str]) -
         )
     if score is None:
         score = next((name for name in DEFAULT_SCORES if name in scores), DEFAULT_SCORES[-1])
-    if score not in scores:
-        raise ConfigError(unknown_choice(f"score of the trials of {sweep.name}", score, scores))
+    require_choice(f"score of the trials of {sweep.name}", score, scores)
     candidates = [each for each in proven or trained if score in each.metrics]
     best = max(candidates, key=lambda trial: trial.metrics[score])
     among = "trials with a guarantee and this score" if proven else "trials with this score"

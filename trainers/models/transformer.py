@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dpgcl_core.clipping.direct_uses import NotSeparableError
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require_choice
 from trainers.config.networks import PatchNetwork
 from trainers.models.attention import SeparateAttention
 
@@ -190,8 +190,7 @@ def size_named(name: str, sizes: Mapping[str, SizeT], method: str) -> SizeT:
     Raises:
       ConfigError: the method has no network of this name; lists the method's networks.
     """
-    if name not in sizes:
-        raise ConfigError(unknown_choice(f"network of {method}", name, sizes))
+    require_choice(f"network of {method}", name, sizes)
     return sizes[name]
 
 

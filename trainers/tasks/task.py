@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from dpgcl_core.clipping.types import GroupInputs, Objective
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require_choice
 from dpgcl_core.sampling.record_ids import Ids
 from trainers.config.networks import AnyNetworkConfig
 from trainers.config.training import TrainingConfig
@@ -252,8 +252,7 @@ def task_named(name: str) -> AnyTask:
     Raises:
       ConfigError: there is no such task; lists the known tasks.
     """
-    if name not in _tasks:
-        raise ConfigError(unknown_choice("task", name, _tasks))
+    require_choice("task", name, _tasks)
     return _tasks[name]
 
 

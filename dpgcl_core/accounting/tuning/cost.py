@@ -54,7 +54,7 @@ from dpgcl_core.accounting.tuning.modes import OPEN, SEALED, SEALED_THRESHOLD, T
 from dpgcl_core.accounting.tuning.profile import PrivacyProfile, check_probabilities
 from dpgcl_core.accounting.tuning.trial_release import TrialClass as TrialClass
 from dpgcl_core.accounting.tuning.trial_release import cases_of, total_steps
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require_choice
 
 Array = NDArray[np.float64]
 
@@ -168,8 +168,7 @@ def sealed_cost(
       ConfigError: an argument is out of range, the bound does not cover the law, or no finite ε holds.
     """
     check_delta_range(delta)
-    if bound not in THEOREMS:
-        raise ConfigError(unknown_choice("bound", bound, THEOREMS))
+    require_choice("bound", bound, THEOREMS)
     weights = _checked_weights(candidates, probabilities, delta)
     trials = [_CandidateDraw.of(case, weights) for case in cases_of(candidates)]
 

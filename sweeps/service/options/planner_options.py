@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, require_least, require_positive
 from dpgcl_core.grids import GROUP_SIZES, NUM_STEPS
 from dpgcl_core.sampling.groups import GroupSize
 from sweeps.service.options.sweep_options import SweepOptions, varies
@@ -43,14 +43,8 @@ class PlannerOptions(SweepOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("core_hours", "gpu_hours", "records_per_second", "memory_gib"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"{name} must be positive and finite; got {value}")
-        for name in ("num_weights", "num_trials"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1; got {value}")
+        require_positive(self, "core_hours", "gpu_hours", "records_per_second", "memory_gib")
+        require_least(self, 1, "num_weights", "num_trials")
         for name in ("batch_sizes", "num_steps_grid"):
             if any(value < 1 for value in getattr(self, name)):
                 raise ConfigError(f"{name} must all be at least 1; got {list(getattr(self, name))}")

@@ -13,7 +13,7 @@ from typing import Literal
 
 from dpgcl_core.accounting.tuning.laws import TrialCountLaw, TruncatedNegativeBinomial, TruncatedTrials
 from dpgcl_core.accounting.tuning.modes import OPEN, SEALED, SEALED_THRESHOLD, THEOREMS
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require_choice
 from sweeps.service.options.score_options import NOISED_SCORES, final_scores
 from trainers.config.tree import option
 
@@ -58,8 +58,7 @@ def check_release(options: ReleaseOptions, *, scores_held_out: bool, seeded_non_
     Raises:
       ConfigError: the mode is unknown, or the selection's law, bound or score breaks a rule.
     """
-    if options.mode not in MODES:
-        raise ConfigError(unknown_choice("release mode", options.mode, MODES))
+    require_choice("release mode", options.mode, MODES)
     threshold = options.mode == SEALED_THRESHOLD
     if threshold != (options.min_score is not None):
         raise ConfigError(
@@ -75,11 +74,9 @@ def check_release(options: ReleaseOptions, *, scores_held_out: bool, seeded_non_
         return
     if not 0 < (options.publish_after_seconds or 1.0) < math.inf:
         raise ConfigError(f"--publish-after must be positive and finite; got {options.publish_after_seconds}")
-    if options.bound not in THEOREMS:
-        raise ConfigError(unknown_choice("bound", options.bound, THEOREMS))
+    require_choice("bound", options.bound, THEOREMS)
     trial_law(options)
-    if options.select_by not in final_scores():
-        raise ConfigError(unknown_choice("score to select by", options.select_by, final_scores()))
+    require_choice("score to select by", options.select_by, final_scores())
     if options.select_by in NOISED_SCORES and not scores_held_out:
         raise ConfigError(
             f"{options.select_by} is a noised score of held-out private records. Also set "

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, require_each, require_least, require_positive
 from sweeps.service.options.data import DataOptions
 from trainers.config.tree import option
 
@@ -50,21 +50,11 @@ class ServiceOptions:
     """Print only the result, warnings and errors, as for a log; a dry run still prints its plan."""
 
     def __post_init__(self) -> None:
-        for name, least in (("repeats", 1), ("max_restarts", 0), ("seed", 0)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"{name} must be at least {least}; got {getattr(self, name)}")
-        if self.total_epsilon is not None and not 0 < self.total_epsilon < math.inf:
-            raise ConfigError(f"total_epsilon must be positive and finite; got {self.total_epsilon}")
-        if not 0 <= self.gpus_per_worker < math.inf:
-            raise ConfigError(f"gpus_per_worker must be finite and not negative; got {self.gpus_per_worker}")
-        if not 0 <= self.wait_for_resources < math.inf:
-            raise ConfigError(f"wait_for_resources must be 0 minutes or more; got {self.wait_for_resources}")
-        for name in ("trial_timeout", "stall_timeout", "time_budget"):
-            minutes = getattr(self, name)
-            if minutes is not None and not 0 < minutes < math.inf:
-                raise ConfigError(f"{name} must be a positive number of minutes; got {minutes}")
-        if self.max_concurrent_trials is not None and self.max_concurrent_trials < 1:
-            raise ConfigError(f"max_concurrent_trials must be at least 1; got {self.max_concurrent_trials}")
+        require_least(self, 1, "repeats", "max_concurrent_trials")
+        require_least(self, 0, "max_restarts", "seed")
+        require_positive(self, "total_epsilon", "trial_timeout", "stall_timeout", "time_budget")
+        amounts = ("gpus_per_worker", "wait_for_resources")
+        require_each(self, amounts, "be finite and not negative", lambda value: 0 <= value < math.inf)
 
     @property
     def is_quiet(self) -> bool:

@@ -33,7 +33,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require_choice
 from sweeps.service.options.score_options import visible_scores
 from sweeps.service.planning.inputs import PlanInputs, num_records
 from sweeps.service.planning.plan import SweepPlan, build_plan, trial_at
@@ -150,8 +150,7 @@ def check_objectives(
         )
     possible = [*visible_scores(data, options.mechanism.method), *own_scores, EPSILON]
     for name in objectives:
-        if name not in possible:
-            raise ConfigError(unknown_choice("objective", name, possible))
+        require_choice("objective", name, possible)
     if EPSILON in objectives and options.randomness.seeded_non_private:
         raise ConfigError("a seeded training has no ε. Leave epsilon out of the objectives.")
     if EPSILON in objectives and not space.moves_epsilon:

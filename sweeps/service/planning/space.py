@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require_choice
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import GroupSize
 from sweeps.service.options.score_options import default_score
@@ -69,8 +69,7 @@ class SearchOptions(SweepOptions):
         super().__post_init__()
         release, mechanism = self.release, self.mechanism
         check_removed_choice("sampler", self.sampler)
-        if self.sampler not in SAMPLERS:
-            raise ConfigError(unknown_choice("sampler", self.sampler, SAMPLERS))
+        require_choice("sampler", self.sampler, SAMPLERS)
         if not release.is_open:
             raise ConfigError(
                 "a search needs --release open, because it shows every trial and learns from earlier ones; "
@@ -287,8 +286,7 @@ def space_of(values: Mapping[str, Sequence[Any] | Between]) -> Space:
     """
     axes = []
     for option, scope in values.items():
-        if option not in _searchable_options():
-            raise ConfigError(unknown_choice("option to search", option, _searchable_options()))
+        require_choice("option to search", option, _searchable_options())
         if isinstance(scope, Between):
             axes.append(Axis(option=option, low=scope.low, high=scope.high))
             continue

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require_choice
 from trainers.models.attention import separate_attention
 from trainers.models.lora import with_lora
 
@@ -54,8 +54,7 @@ class ClipLora:
         if not self.alpha > 0:
             raise ConfigError(f"LoRA alpha must be positive; got {self.alpha!r}")
         for tower in self.towers:
-            if tower not in TOWERS:
-                raise ConfigError(unknown_choice("tower", tower, TOWERS))
+            require_choice("tower", tower, TOWERS)
         if not self.towers:
             raise ConfigError("LoRA must adapt at least one tower; got none. Choose image, text or both.")
 

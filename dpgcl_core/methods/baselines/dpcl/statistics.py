@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.clipper import GroupClipper, check_gamma
 from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.types import Embed, GroupReport
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require_choice, require_least, require_positive
 from dpgcl_core.methods.baselines.path_clipping import (
     RECORDS_AT_ONCE,
     add_clipped_paths,
@@ -69,12 +69,9 @@ class _TwoViewRule:
 
     def __post_init__(self) -> None:
         check_gamma(self.gamma)
-        if not (self.l2_clip_norm > 0 and math.isfinite(self.l2_clip_norm)):
-            raise ConfigError(f"l2_clip_norm must be positive and finite; got {self.l2_clip_norm}")
-        if self.batch_size < 2:
-            raise ConfigError(f"batch_size must be at least 2; got {self.batch_size}")
-        if self.guarantee_label not in (AS_PUBLISHED, PROVEN):
-            raise ConfigError(unknown_choice("guarantee label", self.guarantee_label, [AS_PUBLISHED, PROVEN]))
+        require_positive(self, "l2_clip_norm")
+        require_least(self, 2, "batch_size")
+        require_choice("guarantee label", self.guarantee_label, (AS_PUBLISHED, PROVEN))
 
     @property
     def sensitivity(self) -> float:
@@ -167,8 +164,7 @@ class DpSimClr(_TwoViewRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ConfigError(f"temperature must be positive and finite; got {self.temperature}")
+        require_positive(self, "temperature")
         _check_noise(self.guarantee_label, similarity_noise_multiplier=self.similarity_noise_multiplier)
 
     @property
@@ -241,10 +237,7 @@ class DpBarlowTwins(_TwoViewRule):
             mean_noise_multiplier=self.mean_noise_multiplier,
             variance_noise_multiplier=self.variance_noise_multiplier,
         )
-        for name in ("variance_floor", "off_diagonal_weight"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ConfigError(f"{name} must be positive and finite; got {value}")
+        require_positive(self, "variance_floor", "off_diagonal_weight")
 
     @property
     def mean_sensitivity(self) -> float:

@@ -67,7 +67,7 @@ from torch import Tensor, nn
 from dpgcl_core.clipping.clipper import check_gamma, clip_factor
 from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.types import Embed, GroupReport
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, require_positive
 from dpgcl_core.methods.baselines.logit_dp.jacobians import Jacobians, RowMeasures
 
 _MAX_KEPT_NUMBERS = 2**27
@@ -107,8 +107,7 @@ class LogitClipper:
                 f"temperature must be a number for Logit-DP; got a {type(self.temperature).__name__}. The "
                 "gradient of a learned temperature is not a sum of clipped similarity gradients"
             )
-        if not (self.temperature > 0 and math.isfinite(self.temperature)):
-            raise ConfigError(f"temperature must be positive and finite; got {self.temperature}")
+        require_positive(self, "temperature")
         if not (self.spread_out >= 0 and math.isfinite(self.spread_out)):
             raise ConfigError(f"spread_out must be finite and not negative; got {self.spread_out}")
 
