@@ -14,12 +14,11 @@ training, and is compared only among settings of one method and one network. Run
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -197,7 +196,7 @@ class Choice:
         setting, second = self.recommendation, self.runner_up
         phrases = [f"{setting.name}: {setting.over_start.text()}"] if setting.over_start is not None else []
         if second is not None and second.over_best is not None:
-            lead = dataclasses.replace(second.over_best, mean=0.0 - second.over_best.mean, minus=second.name)
+            lead = replace(second.over_best, mean=0.0 - second.over_best.mean, minus=second.name)
             prefix = f"{self.best}: " * (self.best != self.take or not phrases)
             phrases.append(f"{prefix}{lead.text()}, the second highest")
         return "; ".join(phrases)
@@ -474,7 +473,7 @@ def _question_over_settings(question: Question) -> Question:
     if question.is_comparable and question.kind != "convergence":
         return question
     axis = Axis(column="method", label="Method", symbol="method", scale="categorical", order=tuple(METHODS))
-    return dataclasses.replace(question, axis=axis, kind="axis")
+    return replace(question, axis=axis, kind="axis")
 
 
 def prepare_trials(trials: pd.DataFrame, question: Question) -> pd.DataFrame:

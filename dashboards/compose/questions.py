@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from dashboards.compose.axes import Axis, Scale
@@ -82,10 +81,8 @@ class Question:
 
     def along(self, column: str) -> Question:
         """Return the same question against another column; categories are sorted by name."""
-        axis = dataclasses.replace(
-            self.axis, column=column, label=column_title(column), symbol=symbol(column), order=()
-        )
-        return dataclasses.replace(self, axis=axis)
+        axis = replace(self.axis, column=column, label=column_title(column), symbol=symbol(column), order=())
+        return replace(self, axis=axis)
 
 
 def _axis(column: str, scale: Scale, order: Sequence[str] = ()) -> Axis:

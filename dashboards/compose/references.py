@@ -7,10 +7,9 @@ scored for each trial, and so are paired with its own score.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pandas as pd
 
@@ -96,9 +95,9 @@ def points_along(
     Each of several compared sweeps has its own.
     """
     if SWEEP in question.splits and trials[SWEEP].nunique() > 1:
-        unsplit_question = dataclasses.replace(question, splits=())
+        unsplit_question = replace(question, splits=())
         return [
-            (dataclasses.replace(style, label=f"{style.label}, {name}", hollow=not number % 2), column, rows)
+            (replace(style, label=f"{style.label}, {name}", hollow=not number % 2), column, rows)
             for number, (name, cell) in enumerate(trials.groupby(SWEEP, sort=False))
             for style, column, rows in points_along(cell, metric, unsplit_question)
         ]

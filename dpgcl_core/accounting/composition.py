@@ -82,8 +82,7 @@ def _epsilon(accountant: PLDAccountant | RdpAccountant, event: dp_event.DpEvent,
     """Return ε of the event at `delta` by the accountant; `inf` for a non-private event."""
     if isinstance(event, dp_event.NonPrivateDpEvent):
         return math.inf
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         try:
             accountant.compose(event)
             return float(accountant.get_epsilon(delta))
@@ -109,8 +108,7 @@ def epsilon_prv(*, sampling_prob: float, noise_multiplier: float, num_steps: int
         return math.inf
     accountant = PRVAccountant()
     accountant.history = [(noise_multiplier, sampling_prob, num_steps)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         try:
             return float(accountant.get_epsilon(delta))
         except (RuntimeError, ValueError, OverflowError):

@@ -295,8 +295,7 @@ def _rdp_at_all_orders(step_class: StepClass) -> NDArray[np.float64]:
 def _rdp_at_orders(step_class: StepClass, orders: tuple[float, ...]) -> NDArray[np.float64]:
     """Return the RDP of one step at each order `[orders]`."""
     accountant = RdpAccountant(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         accountant.compose(composed_event({step_class: 1}))
     rdp = np.asarray(accountant.rdp, dtype=np.float64)
     return np.where(rdp > 0, rdp, np.inf)  # a NaN, zero or negative value would admit everything

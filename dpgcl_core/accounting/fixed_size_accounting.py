@@ -76,8 +76,7 @@ def _epsilon_replace_one(mechanism: FixedSizeGaussians, delta: float) -> float:
     if isinstance(event, dp_event.NonPrivateDpEvent):
         return math.inf
     accountant = RdpAccountant(neighboring_relation=NeighboringRelation.REPLACE_ONE)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         return float(accountant.compose(event).get_epsilon(delta))
 
 

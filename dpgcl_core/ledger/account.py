@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.mechanism.numbers import check_delta
 
 MOST_TRAININGS = 1 << 20
-"""From this number on, `num_admitted` searches no further doubling: it may return too small a number."""
+"""From this number on, the number that `num_admitted` returns may be too small."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -290,14 +291,7 @@ class Account:
                 return False
             return True
 
-        upper = 1
-        while upper <= MOST_TRAININGS and admits(upper):
-            upper *= 2
-        lower = upper // 2
-        while upper - lower > 1:
-            middle = (lower + upper) // 2
-            lower, upper = (middle, upper) if admits(middle) else (lower, middle)
-        return lower
+        return bisect_left(range(1, 2 * MOST_TRAININGS), True, key=lambda number: not admits(number))
 
     def admit_sealed(self, *, epsilon: float, delta: float, rdp: float | None) -> None:
         """Raise BudgetExceeded unless the cap admits a sealed sweep's tuned bound."""

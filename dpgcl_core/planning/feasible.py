@@ -13,11 +13,10 @@ the plan with the smallest batch is taken. S is the largest S whose SNR over the
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -232,7 +231,7 @@ def verified(request: PlanRequest, plan: Plan, cache_folder: Path | None = None)
     """Return the plan with its σ calibrated on the fine PLD grid, as for a training."""
     mechanism = plan.mechanism.calibrated(request.target_epsilon, cache_folder=cache_folder)
     snr = expected_snr(mechanism, request.num_weights, request.alignment_size)
-    return dataclasses.replace(plan, mechanism=mechanism, snr=snr, is_verified=True)
+    return replace(plan, mechanism=mechanism, snr=snr, is_verified=True)
 
 
 def hours_of(request: PlanRequest, batch: float, num_steps: float) -> float | None:
@@ -392,7 +391,7 @@ def enough_records(request: PlanRequest, plan: Plan) -> int | None:
     size = plan.mechanism.group_size
 
     def epsilon(num_records: float) -> float:
-        larger = dataclasses.replace(request, num_records_public=math.ceil(num_records))
+        larger = replace(request, num_records_public=math.ceil(num_records))
         return coarse_epsilon(larger.mechanism(batch, steps, noise, size), noise, request.target_epsilon)
 
     num_public = float(request.num_records_public)

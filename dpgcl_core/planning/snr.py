@@ -27,9 +27,8 @@ tables by `tests/dpgcl_core/planning/alignment.py`.
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER, epsilon_of_steps
 from dpgcl_core.errors import ConfigError
@@ -226,7 +225,7 @@ def with_larger_steps(mechanism: Mechanism) -> Mechanism | None:
     if (prob, steps) == (mechanism.sampling_prob, mechanism.num_steps):
         return None
     target = mechanism.epsilon()
-    larger = dataclasses.replace(mechanism, sampling_prob=prob, num_steps=steps)
+    larger = replace(mechanism, sampling_prob=prob, num_steps=steps)
     try:
         noise = solve(
             lambda noise: coarse_epsilon(larger, noise, target),
@@ -239,7 +238,7 @@ def with_larger_steps(mechanism: Mechanism) -> Mechanism | None:
         )
     except ConfigError:
         return None
-    return dataclasses.replace(larger, noise_multiplier=noise)
+    return replace(larger, noise_multiplier=noise)
 
 
 def too_small(mechanism: Mechanism, num_weights: int, alignment_size: float = ALIGNMENT_SIZE) -> str | None:

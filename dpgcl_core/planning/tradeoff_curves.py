@@ -7,10 +7,9 @@ with one curve per σ. Both use PLD on a coarse grid and err on the safe side: t
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
@@ -59,7 +58,7 @@ def epsilon_by_records(
         number = round(factor * request.num_records_public)
         if number < max(batch, 3) or (request.target_delta or 0.0) > 1 / number:
             continue
-        scaled_request = dataclasses.replace(request, num_records_public=number)
+        scaled_request = replace(request, num_records_public=number)
         mechanism = scaled_request.mechanism(batch, steps, noise, smallest_group(request.method))
         epsilon = coarse_epsilon(mechanism, noise, request.target_epsilon / max(1.0, factor))
         points.append(_point("epsilon", mechanism, noise, steps, epsilon))
@@ -101,7 +100,7 @@ def most_steps(
     """
 
     def epsilon(steps: float) -> float:
-        taken = dataclasses.replace(mechanism, num_steps=max(1, math.floor(steps)))
+        taken = replace(mechanism, num_steps=max(1, math.floor(steps)))
         return coarse_epsilon(taken, noise, target_epsilon)
 
     try:

@@ -7,8 +7,7 @@ nodes of the options (`trainers.config.settings`).
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from dpgcl_core.clipping.clipper import GroupClipper
@@ -167,7 +166,7 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
 
     def rule(self, groups_at_once: int | None = None) -> GradientRule:
         """Return the rule that sums one step's clipped gradients, in passes of `groups_at_once` groups."""
-        return self.mechanism.rule(dataclasses.replace(self.loss_settings, groups_at_once=groups_at_once))
+        return self.mechanism.rule(replace(self.loss_settings, groups_at_once=groups_at_once))
 
     @property
     def isolates_groups(self) -> bool:
@@ -265,8 +264,8 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         params = {
             prefix + item.name if item.name == "name" else item.name: getattr(part, item.name)
             for prefix, part in parts
-            for item in dataclasses.fields(part)
-            if not dataclasses.is_dataclass(getattr(part, item.name))
+            for item in fields(part)
+            if not is_dataclass(getattr(part, item.name))
         }
         return params | {
             "guarantee_label": self.guarantee_label,

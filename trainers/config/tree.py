@@ -9,12 +9,11 @@ prefixes and a point of a sweep can be written `{"num_steps": 10}`.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import inspect
 import itertools
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
@@ -84,13 +83,13 @@ def _leaves(kind: Any) -> Mapping[str, Leaf]:
     """Return the options as `leaves` does, computed once per class."""
     leaf_by_option: dict[str, Leaf] = {}
     types, helps = get_type_hints(kind, include_extras=True), _docstrings(kind)
-    for field in dataclasses.fields(kind):
+    for field in fields(kind):
         name = field.metadata.get(_OPTION, field.name)
         if name is None:
             continue
         if is_node(types[field.name]):
             inner = leaves(types[field.name]).values()
-            field_leaves = [dataclasses.replace(leaf, path=(field.name, *leaf.path)) for leaf in inner]
+            field_leaves = [replace(leaf, path=(field.name, *leaf.path)) for leaf in inner]
         else:
             field_leaves = [
                 Leaf(option=name, path=(field.name,), type=types[field.name], help=helps.get(field.name, ""))
@@ -104,7 +103,7 @@ def _leaves(kind: Any) -> Mapping[str, Leaf]:
 
 def is_node(type_: Any) -> bool:
     """Whether a field of this type leads to a further node of the tree."""
-    return isinstance(type_, type) and dataclasses.is_dataclass(type_)
+    return isinstance(type_, type) and is_dataclass(type_)
 
 
 def values_of(tree: DataclassInstance) -> dict[str, Any]:
@@ -133,13 +132,13 @@ def _replace_paths(tree: Node, values: Mapping[tuple[str, ...], Any]) -> Node:
     for name in dict.fromkeys(path[0] for path in values if len(path) > 1):
         values_below = {path[1:]: value for path, value in values.items() if path[0] == name}
         field_values[name] = _replace_paths(getattr(tree, name), values_below)
-    return dataclasses.replace(tree, **field_values) if field_values else tree
+    return replace(tree, **field_values) if field_values else tree
 
 
 def _docstrings(kind: type[Any]) -> dict[str, str]:
     """Return the docstrings under the fields of a dataclass and its bases, if their source is available."""
     text_by_field: dict[str, str] = {}
-    for base in filter(dataclasses.is_dataclass, reversed(kind.__mro__)):
+    for base in filter(is_dataclass, reversed(kind.__mro__)):
         try:
             source = textwrap.dedent(inspect.getsource(base))
         except OSError:  # no source, because the class was typed into an interpreter

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +192,7 @@ class ModelDescription:
 
 def write_description(folder: Path, description: ModelDescription) -> None:
     """Write `model.json` in the form that `read_description` reads."""
-    values = dataclasses.asdict(description)
+    values = asdict(description)
     values = {"chosen" if name == "choice" else name: value for name, value in values.items()}
     (folder / DESCRIPTION).write_text(as_json(values), encoding="utf-8")
 

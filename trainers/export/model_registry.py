@@ -123,8 +123,7 @@ def write_pyfunc(folder: Path, target: Path) -> None:
 
     description = read_description(folder)
     packages = [str(Path(str(package.__file__)).parent) for package in (trainers, dpgcl_core)]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it asks for an example input, which would be an image
+    with warnings.catch_warnings(action="ignore"):  # it asks for an example input, which would be an image
         mlflow.pyfunc.save_model(
             str(target),
             loader_module=_LOADER,

@@ -17,7 +17,6 @@ weights are made on one thread, so that the same machine makes the same bits aga
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import os
@@ -25,7 +24,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -132,7 +131,7 @@ class Recipe:
     def content(self) -> Mapping[str, Any]:
         """Everything that decides the weights, as JSON values."""
         records = shapes.VERSION if self.network.takes_pairs else procedural.VERSION
-        values = dataclasses.asdict(self) | {"versions": [VERSION, records]}
+        values = asdict(self) | {"versions": [VERSION, records]}
         values["task"] = self.network.task
         found: Mapping[str, Any] = json.loads(json.dumps(values))
         return found

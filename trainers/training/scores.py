@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from trainers.data.dataset import image_shape_of
 from trainers.files.checkpoint import holds_noised_scores
@@ -42,7 +41,7 @@ class Scorer:
             return
         is_private = config.warm_start is not None and config.warm_start.private is not None
         self.at_start = self._compute_scores(prefix="private_start_" if is_private else "public_start_")
-        random = dataclasses.replace(config, warm_start=None)
+        random = replace(config, warm_start=None)
         if training.is_first_worker and random.starts_at_random:
             shape = image_shape_of(training.data.train)
             network = starting_encoder(random, shape)

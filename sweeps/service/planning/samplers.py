@@ -17,8 +17,7 @@ def _tpe(num_trials: int, seed: int) -> BaseSampler:
     import optuna
 
     num_random_starts = min(_MAX_RANDOM_STARTS, max(2, num_trials // 4))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+    with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
         return optuna.samplers.TPESampler(
             seed=seed, n_startup_trials=num_random_starts, multivariate=True, constant_liar=True
         )

@@ -25,12 +25,11 @@ repeat are charged additionally at σ.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, require_choice
@@ -61,7 +60,7 @@ class SearchPlan(SweepPlan):
     @property
     def fingerprint(self) -> str:
         """Return the fingerprint of the sweep, including the space, the sampler and the objectives."""
-        space = [dataclasses.astuple(axis) for axis in self.space.axes]
+        space = [astuple(axis) for axis in self.space.axes]
         text = json.dumps([super().fingerprint, space, self.options.sampler, self.options.objectives])
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -98,7 +97,7 @@ def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequ
     space, removal_notes = without_invalid(space or Space.of(options), options, num_records(inputs.data))
     check_objectives(options, inputs.data, space, own_scores)
     point = Point(label="trial", changes=space.costliest())
-    plan = build_plan(dataclasses.replace(inputs, points=[point], notes=[*inputs.notes, *removal_notes]))
+    plan = build_plan(replace(inputs, points=[point], notes=[*inputs.notes, *removal_notes]))
     mechanism = plan.trials[0].config.mechanism
     if not mechanism.rules.plain_event:
         raise ConfigError(
@@ -118,7 +117,7 @@ def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequ
             f"search costs as much as {len(trials)} trainings with the smallest noise multiplier, "
             f"σ = {mechanism.noise_multiplier:.5g}."
         )
-    plan_fields = {field.name: getattr(plan, field.name) for field in dataclasses.fields(plan)}
+    plan_fields = {field.name: getattr(plan, field.name) for field in fields(plan)}
     replacements = {"trials": trials, "notes": tuple(notes)}
     return SearchPlan(**{**plan_fields, **replacements}, options=options, inputs=inputs, space=space)
 
@@ -131,7 +130,7 @@ def costliest_trials(inputs: PlanInputs, space: Space) -> list[Trial]:
 
 
 def _repeat_trial(trial: Trial, options: SearchOptions) -> list[Trial]:
-    return [dataclasses.replace(trial, name=f"trial-{k}") for k in range(1, options.num_trials + 1)]
+    return [replace(trial, name=f"trial-{k}") for k in range(1, options.num_trials + 1)]
 
 
 def check_objectives(
@@ -172,7 +171,7 @@ def searched_trial(plan: SearchPlan, number: int, values: Mapping[str, Any]) -> 
     trial = trial_at(plan.inputs, point)
     if trial.config.mechanism.noise_multiplier < floor:
         undivided = _before_division(floor, plan.options.mechanism.tan_factor)
-        point = dataclasses.replace(point, changes={**changes, EPSILON: None, "noise_multiplier": undivided})
+        point = replace(point, changes={**changes, EPSILON: None, "noise_multiplier": undivided})
         trial = trial_at(plan.inputs, point)
     if trial.config.mechanism.noise_multiplier < floor:
         raise ConfigError(

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Self
 
@@ -110,7 +109,7 @@ class SearchOptions(SweepOptions):
         options = self
         if not options.objectives:
             score = default_score(options.data.modality, options.mechanism.method)
-            options = dataclasses.replace(options, objectives=(score,))
+            options = replace(options, objectives=(score,))
         if any(getattr(options, name) for name in (*_CHOICES, *(f"{name}_range" for name in _RANGES))):
             return options
         default_axes = {
@@ -118,7 +117,7 @@ class SearchOptions(SweepOptions):
             for name, value in _DEFAULT.items()
             if _CHOICES.get(name, name.removesuffix("_range")) not in overrides
         }
-        return dataclasses.replace(options, **default_axes)
+        return replace(options, **default_axes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -341,9 +340,9 @@ def without_invalid(space: Space, options: SearchOptions, num_records: int) -> t
             )
             reasons = {k[index]: reason for k, reason in refusals.items() if k[index] not in valid_choices}
             notes += [f"{axis.option} = {value} is not searched: {why}." for value, why in reasons.items()]
-        valid_axes.append(dataclasses.replace(axis, choices=valid_choices))
+        valid_axes.append(replace(axis, choices=valid_choices))
     valid = Space.from_axes(valid_axes)
-    valid = dataclasses.replace(valid, constants={**space.constants, **valid.constants})
+    valid = replace(valid, constants={**space.constants, **valid.constants})
     for combination in itertools.product(*(axis.choices for axis in valid_axes if axis.choices)):
         if combination in refusals:
             raise ConfigError(f"these values cannot be searched together: {refusals[combination]}")

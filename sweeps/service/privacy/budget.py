@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -265,13 +266,7 @@ def largest_admitted(admits: Callable[[int], bool], max_number: int) -> int:
     >>> [largest_admitted(lambda number: number <= limit, 5) for limit in (0, 4, 5, 9)]
     [0, 4, 5, 5]
     """
-    low, high = 0, 1
-    while high <= max_number and admits(high):
-        low, high = high, min(2 * high, max_number + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if admits(middle) else (low, middle)
-    return low
+    return bisect_left(range(1, max_number + 1), True, key=lambda number: not admits(number))
 
 
 def new_sweep_id() -> str:

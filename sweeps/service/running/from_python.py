@@ -5,10 +5,9 @@ Both use `execute`, as every sweep does, with the same plan, cost, ledger, track
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,8 +127,8 @@ def search(
     """
     _check_open(options)
     name = score if isinstance(score, str) else _name_of(score)
-    nodes = {node.name: getattr(options, node.name) for node in dataclasses.fields(SweepOptions)}
-    nodes["service"] = dataclasses.replace(options.service, repeats=1)
+    nodes = {node.name: getattr(options, node.name) for node in fields(SweepOptions)}
+    nodes["service"] = replace(options.service, repeats=1)
     searched = SearchOptions(**nodes, num_trials=num_trials, objectives=(name,), sampler=sampler)
     own_score = None if isinstance(score, str) else OwnScore(name, score)
     policy = SearchPolicy(space=space_of(space), own_score=own_score)

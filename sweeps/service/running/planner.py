@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import shlex
 import textwrap
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dashboards.figures import write_curves
@@ -107,7 +106,7 @@ def tuning_costs(options: PlannerOptions, plan: Plan) -> dict[str, TuningCost]:
         num_steps=mechanism.num_steps_charged,
     )
     delta = mechanism.target_delta
-    costs = {OPEN: open_cost([dataclasses.replace(trial, count=number)], delta=delta)}
+    costs = {OPEN: open_cost([replace(trial, count=number)], delta=delta)}
     if number > 1:
         law = TruncatedNegativeBinomial.from_mean(float(number), eta=options.release.eta)
         costs[SEALED] = sealed_cost([trial], law=law, delta=delta, bound=options.release.bound)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +145,7 @@ def prepare_sweep(
     listeners = () if service.listener is None else (own_listener(service.listener),)
     ledger, dataset_id = open_ledger(data, options.ledger), options.ledger.dataset_id
     registered = with_registered_number(options.mechanism, ledger, dataset_id)
-    options = dataclasses.replace(options, mechanism=registered)
+    options = replace(options, mechanism=registered)
     root = _checked_root(options.storage)
     uri = tracking_address(options.storage.tracking_uri, root)
     print_line(f"storage: {root}{_resumed_text(options.storage)}")
@@ -176,17 +175,15 @@ def prepare_sweep(
         limits = Limits(
             options=options,
             points=points,
-            trials_of=lambda changed_options: policy.trials(
-                dataclasses.replace(inputs, options=changed_options)
-            ),
+            trials_of=lambda changed_options: policy.trials(replace(inputs, options=changed_options)),
             total_epsilon=service.total_epsilon,
             account=None if ledger is None or dataset_id is None else (ledger, dataset_id),
         )
         if (fit := _fit(inputs, limits, root, has_fixed_noise=policy.fixes_noise(inputs))) is not None:
             epsilon = {} if fit.epsilon is None else {"epsilon": fit.epsilon}
             options = replace_options(options, repeats=fit.repeats, **epsilon)
-        plan = policy.plan(dataclasses.replace(inputs, options=options))
-        plan = dataclasses.replace(plan, fit=fit)
+        plan = policy.plan(replace(inputs, options=options))
+        plan = replace(plan, fit=fit)
         folder = find_folder(
             root,
             name=options.storage.name,
@@ -199,7 +196,7 @@ def prepare_sweep(
         check_starts(plan.private_starts, ledger)
         folder_plan = folder.read_plan()
         if not plan.release.is_open:
-            plan = dataclasses.replace(plan, publication=_publication(plan, folder_plan, service))
+            plan = replace(plan, publication=_publication(plan, folder_plan, service))
         policy.print_plan(plan, in_full=service.dry_run)
         if fit is not None:
             print_line(f"--total-epsilon: {limits.text(fit, [*plan.trials, *plan.later])}")

@@ -18,13 +18,12 @@ start or the moment.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -80,10 +79,10 @@ class SealedRelease:
         self._sweep, self._tracker_future, self._clock = sweep, tracker, clock
         self._listeners = Listeners(*sweep.listeners)
         publication = () if sweep.plan.publication is None else (sweep.plan.publication.note(),)
-        self._plan = dataclasses.replace(sweep.plan, notes=(*sweep.plan.notes, *publication))
+        self._plan = replace(sweep.plan, notes=(*sweep.plan.notes, *publication))
         self._folder, self._name = SealedFolder(sweep.folder), sweep.folder.name
         self.folder = self._folder.trusted
-        self.service = dataclasses.replace(sweep.service, max_restarts=0)
+        self.service = replace(sweep.service, max_restarts=0)
 
     def remaining(self) -> list[Trial]:
         """Charge the sweep and draw its trials, unless an earlier process did; return the trials to run.
@@ -104,9 +103,7 @@ class SealedRelease:
         )
         if self._plan.publication is not None:
             print_line(self._plan.publication.text(self._start.time))
-        self.plan = dataclasses.replace(
-            self._plan, trials=trials_of_draws(self._plan.trials, self._start.draws)
-        )
+        self.plan = replace(self._plan, trials=trials_of_draws(self._plan.trials, self._start.draws))
         print_line(f"sealed sweep: {self._name}; this output reveals the number of trials: keep it secret")
         self._hashes = {trial.name: config_hash(trial.config) for trial in self.plan.trials}
         self._fail_interrupted()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +62,7 @@ def trials_of_draws(candidates: Sequence[Trial], draws: Sequence[Draw]) -> tuple
     trials = []
     for number, draw in enumerate(draws):
         candidate = candidates[draw.candidate]
-        config = dataclasses.replace(candidate.config, public_seed=draw.public_seed)
+        config = replace(candidate.config, public_seed=draw.public_seed)
         params = {k: v for k, v in candidate.params.items() if k not in _HIDDEN_PARAMS}
         params |= {"public_seed": draw.public_seed}
         trials.append(Trial(name=f"draw-{number}", config=config, params=params))
@@ -179,7 +178,7 @@ class SealedFolder:
         budget = remaining_budget(ledger, str(dataset_id), plan.trials) if ledger is not None else None
         draws = draw_trials(trial_law(plan.release, plan.max_trials), len(plan.trials))
         self._make_trusted()
-        ledger_lines = dataclasses.asdict(statement) if statement is not None else None
+        ledger_lines = asdict(statement) if statement is not None else None
         rows = [vars(draw) for draw in draws]
         write_json(path, {"draws": rows, "ledger": ledger_lines, "started": start_time, "left": budget})
         facts = {"fingerprint": plan.fingerprint, "params": plan.params(), "sweep_id": sweep_id}

@@ -7,11 +7,10 @@ tools is only written: the search's proposals never depend on it.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -189,7 +188,7 @@ class SearchTrials(SweepTrials):
                 *notes,
                 f"{counts_text}: repeats of one setting are ranked by their mean, and all are charged.",
             )
-        return dataclasses.replace(statement, mechanisms=mechanisms, notes=notes)
+        return replace(statement, mechanisms=mechanisms, notes=notes)
 
     def finish(self) -> None:
         """Add the finished trials that the stored study still lacks."""

@@ -103,8 +103,7 @@ class SearchStudy:
             directions=[direction(objective) for objective in self._objectives],
             load_if_exists=True,
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
             study.set_metric_names(self._objectives)
         return study
 

@@ -8,10 +8,9 @@ released, and the stated cost of the second covers both together.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, StorageError
@@ -66,7 +65,7 @@ class FirstOfTwo(TrialPolicy):
             "trials of both sweeps; sign that statement."
         )
         later = () if inputs.options.storage.resume else after.trials
-        return dataclasses.replace(plan, notes=(*plan.notes, note), later=later)
+        return replace(plan, notes=(*plan.notes, note), later=later)
 
     def resumed_name(self, name: str) -> str:
         """Return the name of the second sweep."""
@@ -74,8 +73,8 @@ class FirstOfTwo(TrialPolicy):
 
     def _second_inputs(self, inputs: PlanInputs) -> PlanInputs:
         """Return the inputs of the second sweep's plan, with the first sweep's mechanism options."""
-        second = dataclasses.replace(self.options, mechanism=inputs.options.mechanism)
-        return dataclasses.replace(
+        second = replace(self.options, mechanism=inputs.options.mechanism)
+        return replace(
             inputs, question=self.question, options=second, points=self.points, notes=(), earlier=None
         )
 

@@ -20,13 +20,12 @@ Everything is under one absolute storage folder:
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +110,7 @@ class SweepFolder:
             make_folder(self.path)
             if repetition is not None:
                 replace_text(self.path / CONFIG_FILE, repetition.options)
-                facts["command"] = dataclasses.asdict(repetition.command)
+                facts["command"] = asdict(repetition.command)
             write_json(self.path / "plan.json", {**facts, "layout": LAYOUT})
 
     def read_plan(self) -> dict[str, Any] | None:
@@ -178,7 +177,7 @@ class SweepFolder:
         except (ValueError, TypeError) as error:
             raise StorageError(f"{path} is damaged; restore it, or choose another --name") from error
         traces = self.count_file(trial).is_file() or self._result_file(trial).exists()
-        return starts if traces else dataclasses.replace(starts, num_lost=starts.num_starts)
+        return starts if traces else replace(starts, num_lost=starts.num_starts)
 
     def has_begun(self, trial: str) -> bool:
         """Return whether a trial has started, by either of its counts. Raises as in `starts`."""
@@ -196,7 +195,7 @@ class SweepFolder:
                 write_drawn(self.count_file(trial), DrawCounts())
             make_folder(path.parent)
             sync_folder(self.path)
-            write_json(path, vars(dataclasses.replace(starts, num_starts=starts.num_starts + 1)))
+            write_json(path, vars(replace(starts, num_starts=starts.num_starts + 1)))
 
     def read_results(self, hashes: Mapping[str, str] | None = None) -> dict[str, dict[str, Any]]:
         """Return the results of the finished trials, by name.
@@ -335,7 +334,7 @@ def _check_no_traces(folder: SweepFolder) -> None:
 
 def config_hash(config: TrainingConfig) -> str:
     """Return a hash of a trial's configuration, without its performance options, for its stored result."""
-    values = dataclasses.asdict(config) | {"warm_start": config.warm_start_sha256}
+    values = asdict(config) | {"warm_start": config.warm_start_sha256}
     del values["performance"], values["secure_noise"]  # for private data True and None are the same
     text = json.dumps(values, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
@@ -349,7 +348,7 @@ def _differences(before: Any, now: Mapping[str, Any] | None) -> str:
     """
     if not isinstance(before, dict) or now is None:
         return ""
-    performance_names = {field.name for field in dataclasses.fields(PerformanceConfig)}
+    performance_names = {field.name for field in fields(PerformanceConfig)}
     names = sorted((before.keys() | now.keys()) - performance_names)
     new_params = json.loads(json.dumps(dict(now)))
     pairs = [(name, before.get(name, "varied"), new_params.get(name, "varied")) for name in names]
