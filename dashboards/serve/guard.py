@@ -15,14 +15,12 @@ from __future__ import annotations
 
 import ipaddress
 import secrets
-from collections.abc import MutableMapping
-from typing import Any
 from urllib.parse import quote, urlencode
 
-from starlette.datastructures import MutableHeaders
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -59,7 +57,7 @@ def _without_port(header: str) -> str:
     return header.rpartition(":")[0] if header.count(":") == 1 else header
 
 
-class Guard:
+class Guard(BaseHTTPMiddleware):
     """Passes the requests that the module's rules allow, and adds headers to responses that forbid embedding.
 
     Args:
@@ -68,17 +66,15 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
-        self._app, self._token = app, token
-        self._session = new_token()
+        super().__init__(app)
+        self._token, self._session = token, new_token()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
         """Answer a request, or pass it to the application."""
-        if scope["type"] != "http":
-            if scope["type"] == "lifespan":
-                await self._app(scope, receive, send)
-            return
-        refusal = self._refusal(Request(scope))
-        await (refusal or self._app)(scope, receive, _with_headers(send))
+        response = self._refusal(request) or await call_next(request)
+        response.headers.update(_HEADERS)
+        response.headers.setdefault("Content-Security-Policy", _NO_POLICY)
+        return response
 
     def _refusal(self, request: Request) -> Response | None:
         """Return the response to a request that is not passed on; None if it is passed on."""
@@ -105,19 +101,3 @@ def _without_token(request: Request) -> str:
     others = [(name, value) for name, value in request.query_params.multi_items() if name != "token"]
     path = "/" + request.url.path.lstrip("/\\")  # a path on this server: //host would be another server
     return quote(path) + (f"?{urlencode(others)}" if others else "")
-
-
-def _with_headers(send: Send) -> Send:
-    """Return `send` with the headers of `_HEADERS` added to each response."""
-
-    async def send_with_headers(message: Message) -> None:
-        if message["type"] == "http.response.start":
-            headers = MutableHeaders(raw=list(message["headers"]))
-            for name, value in _HEADERS.items():
-                headers[name] = value
-            headers.setdefault("Content-Security-Policy", _NO_POLICY)
-            response_start: MutableMapping[str, Any] = {**message, "headers": headers.raw}
-            message = response_start
-        await send(message)
-
-    return send_with_headers
