@@ -36,22 +36,8 @@ _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(?::\d{1,5})?"
 _HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
 _USER = re.compile(r"[\w.-]+")
 _HARMLESS = frozenset(
-    [
-        "application_name",
-        "charset",
-        "connect_timeout",
-        "dbname",
-        "driver",
-        "host",
-        "mode",
-        "port",
-        "sslmode",
-        "target_session_attrs",
-        "timeout",
-        "uri",
-        "user",
-    ]
-)
+    ("host", "port", "user", "dbname", "uri", "driver", "mode", "charset", "sslmode", "application_name")
+).union(("timeout", "connect_timeout", "target_session_attrs"))
 _VALUE = re.compile(r"[\w./+-]*")
 _SCHEMA = re.compile(r"-c ?search_path=[\w,]+")
 # These names are shown, so that a reader sees which parameter was hidden. Any other name may be a secret.

@@ -13,7 +13,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
@@ -22,20 +21,16 @@ from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.free_options import free_options
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import replace_options
 
 
 @dataclass(frozen=True, kw_only=True)
-class AblationOptions(SweepOptions):
+class AblationOptions(SweepOptions, tiny={"options": ("plain", "all")}):
     """The axes of this sweep."""
 
     options: tuple[str, ...] = ()
     """Options to try: plain, ema, schedule, automatic-clipping, warm-start, all; every one by default."""
     learning_rates: tuple[str, ...] = ()
     """OPTION=RATE, such as ema=0.03: a learning rate for that option in place of --learning-rate."""
-
-    def tiny(self) -> Self:
-        return replace_options(super().tiny(), options=("plain", "all"))
 
 
 def points(options: AblationOptions) -> list[Point]:

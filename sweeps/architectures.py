@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
@@ -24,30 +24,21 @@ from sweeps.service.options.sweep_options import PairSweepOptions, varies
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import replace_options
 
 OF_PAIRS = ("clip-tiny", "clip-tiny-patch4", "clip-small")
+# The networks of --full; openai is the one name of weights that all of them have.
+FULL = {"networks": ("ViT-B-32", "ViT-B-16", "ViT-L-14"), "pretrained": "openai"}
 OF_IMAGES = ("tiny_cnn", "wide_cnn", "small_cnn", "resnet18")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ArchitecturesOptions(PairSweepOptions):
+class ArchitecturesOptions(PairSweepOptions, tiny={"networks": ("clip-tiny",)}, full=FULL):
     """The axes of this sweep."""
 
     networks: tuple[str, ...] = field(default=(), metadata=varies("network"))
     """Networks (CLIP models for pairs), as NAME or NAME=WEIGHTS; by default small ones that fit the data."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
-
-    def tiny(self) -> Self:
-        return replace_options(super().tiny(), networks=("clip-tiny",))
-
-    def full(self) -> Self:
-        return replace_options(
-            super().full(),
-            networks=("ViT-B-32", "ViT-B-16", "ViT-L-14"),
-            pretrained="openai",  # the one name of weights that all of them have
-        )
 
 
 def points(options: ArchitecturesOptions) -> list[Point]:

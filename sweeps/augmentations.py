@@ -15,7 +15,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
@@ -25,12 +24,13 @@ from sweeps.service.planning.augmentation_sets import IMAGE_AUGMENTATIONS, combi
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import replace_options
 from trainers.views.caption_views import TEXT_AUGMENTATIONS
 
 
 @dataclass(frozen=True, kw_only=True)
-class AugmentationsOptions(PairSweepOptions):
+class AugmentationsOptions(
+    PairSweepOptions, tiny={"image_augmentations": ("crop",), "text_augmentations": ("word_swap",)}
+):
     """The axes of this sweep."""
 
     image_augmentations: tuple[str, ...] = tuple(IMAGE_AUGMENTATIONS)
@@ -39,11 +39,6 @@ class AugmentationsOptions(PairSweepOptions):
     """Caption augmentations: sentence_swap, word_swap, word_delete, several joined by +, or none."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
-
-    def tiny(self) -> Self:
-        return replace_options(
-            super().tiny(), image_augmentations=("crop",), text_augmentations=("word_swap",)
-        )
 
 
 def points(options: AugmentationsOptions) -> list[Point]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
@@ -20,11 +19,10 @@ from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import along
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import replace_options
 
 
 @dataclass(frozen=True, kw_only=True)
-class BatchSizeOptions(SweepOptions):
+class BatchSizeOptions(SweepOptions, tiny={"expected_batch_sizes": (64,), "group_size": 4}):
     """The axes of this sweep."""
 
     expected_batch_sizes: tuple[float, ...] = field(
@@ -33,9 +31,6 @@ class BatchSizeOptions(SweepOptions):
     """Values of B = q·n; with --sampling records the group size is at most a quarter of the smallest B."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
-
-    def tiny(self) -> Self:
-        return replace_options(super().tiny(), expected_batch_sizes=(64,), group_size=4)
 
 
 def main() -> int:

@@ -31,7 +31,7 @@ METHOD = "dp_classifier"
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassifyOptions(SweepOptions):
+class ClassifyOptions(SweepOptions, tiny={"epsilons": (10.0,), "layers": TRAINED_LAYERS[:1]}):
     """The axes of this sweep."""
 
     epsilons: tuple[float, ...] = field(default=(1.0, 3.0, 10.0), metadata=varies("epsilon"))
@@ -40,9 +40,6 @@ class ClassifyOptions(SweepOptions):
     """Layers to train: head (a linear layer on frozen features), all (the encoder, too)."""
     non_private: bool = True
     """Also train without noise and clipping (ε = ∞); public data only."""
-
-    def tiny(self) -> Self:
-        return replace_options(super().tiny(), epsilons=(10.0,), layers=TRAINED_LAYERS[:1])
 
     def completed(self, overrides: Collection[str]) -> Self:
         if "method" in overrides and self.mechanism.method != METHOD:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
@@ -20,20 +19,16 @@ from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import along
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import replace_options
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClipNormOptions(SweepOptions):
+class ClipNormOptions(SweepOptions, tiny={"l2_clip_norms": (0.3, 1.0)}):
     """The axes of this sweep."""
 
     l2_clip_norms: tuple[float, ...] = field(
         default=(0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0), metadata=varies("l2_clip_norm", "C")
     )
     """Values of C."""
-
-    def tiny(self) -> Self:
-        return replace_options(super().tiny(), l2_clip_norms=(0.3, 1.0))
 
 
 def main() -> int:

@@ -29,7 +29,9 @@ NUM_SCORINGS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class ConvergenceOptions(SweepOptions):
+class ConvergenceOptions(
+    SweepOptions, tiny={"group_sizes": (4,)}, full={"group_sizes": (4, 16, 64, "batch")}
+):
     """The axes of this sweep. By default, scores and loss are recorded after every tenth of the steps."""
 
     methods: tuple[str, ...] = field(default=("dp_gcl",), metadata=varies("method"))
@@ -38,12 +40,6 @@ class ConvergenceOptions(SweepOptions):
     """Values of S, for methods that take a group size; "batch" makes the whole realised batch one group."""
     non_private: bool = True
     """Also train without noise and clipping (ε = ∞); public data only."""
-
-    def tiny(self) -> Self:
-        return replace_options(super().tiny(), group_sizes=(4,))
-
-    def full(self) -> Self:
-        return replace_options(super().full(), group_sizes=(4, 16, 64, "batch"))
 
     def completed(self, overrides: Collection[str]) -> Self:
         evaluation, tenth = self.evaluation, max(1, self.mechanism.num_steps // NUM_SCORINGS)

@@ -33,7 +33,11 @@ OF_DIGITS: dict[str, Any] = {"group_sizes": SIZES[:5], "repeats": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupSizeOptions(SweepOptions):
+class GroupSizeOptions(
+    SweepOptions,
+    tiny={"dataset": "digits", "group_sizes": (4,)},
+    full={"num_augmentations_grid": (1,), "group_sizes": ALL_SIZES},
+):
     """The axes of this sweep."""
 
     data: DataOptions = field(default_factory=lambda: DataOptions(dataset=PAIRS))
@@ -47,12 +51,6 @@ class GroupSizeOptions(SweepOptions):
     """Values of the target ε, in place of --epsilon."""
     sampling_grid: tuple[str, ...] = ()
     """Values of --sampling to compare, groups and records; the value of --sampling by default."""
-
-    def tiny(self) -> Self:
-        return replace_options(super().tiny(), dataset="digits", group_sizes=(4,))
-
-    def full(self) -> Self:
-        return replace_options(super().full(), num_augmentations_grid=(1,), group_sizes=ALL_SIZES)
 
     def of_dataset(self) -> Self:
         return replace_options(self, **{PAIRS: OF_PAIRS, "digits": OF_DIGITS}.get(self.data.dataset, {}))

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
@@ -22,14 +22,13 @@ from sweeps.service.options.sweep_options import PairSweepOptions
 from sweeps.service.planning.points import at
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import replace_options
 
 LAYERS = ("Q", "K", "V", "Q+K", "Q+V", "K+V", "Q+K+V")
 RANK, RANK_OF_SMALL = 16, 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraLayersOptions(PairSweepOptions):
+class LoraLayersOptions(PairSweepOptions, tiny={"layers": ("Q+V",)}):
     """The axes of this sweep. --lora-rank sets the rank; by default it is 16, or 4 for the small models."""
 
     always_adapts: ClassVar[bool] = True
@@ -38,9 +37,6 @@ class LoraLayersOptions(PairSweepOptions):
     """Projections to adapt in every attention block: Q, K, V, or some of them joined by +."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
-
-    def tiny(self) -> Self:
-        return replace_options(super().tiny(), layers=("Q+V",))
 
 
 def points(options: LoraLayersOptions) -> list[Point]:

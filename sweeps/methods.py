@@ -25,9 +25,11 @@ from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_tuned_question
 from trainers.config.tree import replace_options
 
+TINY = {"num_steps": 5, "group_size": 4, "methods": ("dp_gcl", "dp_clip"), "l2_clip_norm_grid": (1.0,)}
+
 
 @dataclass(frozen=True, kw_only=True)
-class MethodsOptions(SweepOptions):
+class MethodsOptions(SweepOptions, tiny=TINY, full={"epsilon_grid": (1.0, 10.0)}):
     """The axes of this sweep."""
 
     methods: tuple[str, ...] = field(default=(), metadata=varies("method"))
@@ -42,12 +44,7 @@ class MethodsOptions(SweepOptions):
     """B of methods whose time or noise grows with B, because each of their terms needs the whole batch."""
 
     def tiny(self) -> Self:
-        index = self.evaluation.max_index_records
-        small = replace_options(super().tiny(), num_steps=5, group_size=4, max_index_records=index)
-        return replace_options(small, methods=("dp_gcl", "dp_clip"), l2_clip_norm_grid=(1.0,))
-
-    def full(self) -> Self:
-        return replace_options(super().full(), epsilon_grid=(1.0, 10.0))
+        return replace_options(super().tiny(), max_index_records=self.evaluation.max_index_records)
 
 
 def candidates(options: MethodsOptions) -> list[Point]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
@@ -20,20 +19,16 @@ from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import along
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import replace_options
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseMultiplierOptions(SweepOptions):
+class NoiseMultiplierOptions(SweepOptions, tiny={"noise_multipliers": (1.0, 2.0)}):
     """The axes of this sweep."""
 
     noise_multipliers: tuple[float, ...] = field(
         default=(0.5, 0.7, 1.0, 1.5, 2.0, 4.0), metadata=varies("noise_multiplier", "sigma")
     )
     """Values of σ = noise std / sensitivity."""
-
-    def tiny(self) -> Self:
-        return replace_options(super().tiny(), noise_multipliers=(1.0, 2.0))
 
 
 def main() -> int:

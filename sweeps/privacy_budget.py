@@ -13,7 +13,6 @@ import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
@@ -22,11 +21,10 @@ from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import of_samplings
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import replace_options
 
 
 @dataclass(frozen=True, kw_only=True)
-class PrivacyBudgetOptions(SweepOptions):
+class PrivacyBudgetOptions(SweepOptions, tiny={"epsilons": (10.0,)}):
     """The axes of this sweep."""
 
     epsilons: tuple[float, ...] = field(default=(0.2, 1.0, 5.0, 10.0, 15.0, 20.0), metadata=varies("epsilon"))
@@ -35,9 +33,6 @@ class PrivacyBudgetOptions(SweepOptions):
     """Also run every point without noise and clipping (ε = ∞); public data only."""
     sampling_grid: tuple[str, ...] = ()
     """Values of --sampling to compare, groups and records; the value of --sampling by default."""
-
-    def tiny(self) -> Self:
-        return replace_options(super().tiny(), epsilons=(10.0,))
 
 
 def points(options: PrivacyBudgetOptions) -> list[Point]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
@@ -22,18 +21,14 @@ from dpgcl_core.errors import ConfigError, exit_on_bad_input
 from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import replace_options
 
 
 @dataclass(frozen=True, kw_only=True)
-class TanOptions(SweepOptions):
+class TanOptions(SweepOptions, tiny={"tan_factors": (1.0, 2.0)}):
     """The axes of this sweep."""
 
     tan_factors: tuple[float, ...] = field(default=(1.0, 2.0, 4.0), metadata=varies("tan_factor"))
     """Values of k; 1 is the full training. A large σ (a small ε) allows larger values."""
-
-    def tiny(self) -> Self:
-        return replace_options(super().tiny(), tan_factors=(1.0, 2.0))
 
 
 def points(options: TanOptions) -> list[Point]:

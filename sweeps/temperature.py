@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])  # this copy of the code, before any installed one
 
@@ -20,11 +19,10 @@ from dpgcl_core.errors import exit_on_bad_input
 from sweeps.service.options.sweep_options import SweepOptions, varies
 from sweeps.service.planning.points import along
 from sweeps.service.script_runner import run_script
-from trainers.config.tree import replace_options
 
 
 @dataclass(frozen=True, kw_only=True)
-class TemperatureOptions(SweepOptions):
+class TemperatureOptions(SweepOptions, tiny={"temperatures": (0.5,)}):
     """The axes of this sweep."""
 
     temperatures: tuple[float, ...] = field(
@@ -33,9 +31,6 @@ class TemperatureOptions(SweepOptions):
     """Values of τ."""
     non_private: bool = True
     """Also run every point without noise and clipping (ε = ∞); public data only."""
-
-    def tiny(self) -> Self:
-        return replace_options(super().tiny(), temperatures=(0.5,))
 
 
 def main() -> int:

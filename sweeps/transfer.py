@@ -30,7 +30,9 @@ OTHER_PROBES = ("digits",)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransferOptions(SweepOptions):
+class TransferOptions(
+    SweepOptions, tiny={"epsilons": (10.0,)}, full={"probe_datasets": ("digits", "cifar10", "eurosat")}
+):
     """The axes of this sweep."""
 
     methods: tuple[str, ...] = field(default=("dp_gcl",), metadata=varies("method"))
@@ -39,12 +41,6 @@ class TransferOptions(SweepOptions):
     """Values of the target ε."""
     non_private: bool = True
     """Also train without noise and clipping (ε = ∞); public data only."""
-
-    def tiny(self) -> Self:
-        return replace_options(super().tiny(), epsilons=(10.0,))
-
-    def full(self) -> Self:
-        return replace_options(super().full(), probe_datasets=("digits", "cifar10", "eurosat"))
 
     def completed(self, overrides: Collection[str]) -> Self:
         probes = self.data.probe_datasets or PROBES_BY_DATASET.get(self.data.dataset, OTHER_PROBES)

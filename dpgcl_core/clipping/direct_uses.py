@@ -35,34 +35,11 @@ def _functions(*names: str) -> set[Function]:
 
 
 _UNARY = _functions(
-    *(
-        "view",
-        "reshape",
-        "unsqueeze",
-        "squeeze",
-        "flatten",
-        "unflatten",
-        "transpose",
-        "permute",
-        "t",
-        "T",
-        "mT",
-    ),
+    *("view", "reshape", "unsqueeze", "squeeze", "flatten", "unflatten"),
+    *("transpose", "permute", "t", "T", "mT"),
     *("chunk", "split", "narrow", "select", "__getitem__", "contiguous", "clone", "to", "type", "type_as"),
-    *(
-        "float",
-        "half",
-        "bfloat16",
-        "double",
-        "exp",
-        "log",
-        "tanh",
-        "sigmoid",
-        "clamp",
-        "clip",
-        "neg",
-        "square",
-    ),
+    *("float", "half", "bfloat16", "double"),
+    *("exp", "log", "tanh", "sigmoid", "clamp", "clip", "neg", "square"),
 )
 _ELEMENTWISE = _functions(
     *("add", "__add__", "__radd__", "sub", "__sub__", "__rsub__", "rsub", "mul", "__mul__", "__rmul__"),

@@ -33,6 +33,7 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.sealed_charge import rdp_of_best
 from sweeps.service.running import prepare
+from sweeps.service.running.clock import SystemClock
 from sweeps.service.running.sealed_draws import Draw, SealedFolder, choose, draw_trials, trials_of_draws
 from sweeps.service.storage.sweep_folder import SweepFolder
 from tests.sweeps.support import options, run_sweep, without_ray, write_npz
@@ -49,7 +50,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
 
 @dataclass
-class FakeClock:
+class FakeClock(SystemClock):
     """A clock that goes on when it is told to; `on_wait` is called before it jumps to a moment."""
 
     time: float = 1000.0

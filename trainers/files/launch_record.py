@@ -16,8 +16,8 @@ from typing import Any
 
 from trainers.files.storage import default_root
 
-CONFIG_FILE = "config.yaml"
-_BEGUN, _ENDED = "begun", "ended"
+CONFIG_FILE, LOG_FILE = "config.yaml", "log.jsonl"
+BEGUN, ENDED = "begun", "ended"
 _RUNNING, _SUCCESS = "RUNNING", "FINISHED"
 
 
@@ -87,25 +87,25 @@ def last_status(folder: Path) -> str:
 
     It is "RUNNING" if the sweep was started again since, even if its driver was killed; "" without a log.
     """
-    events = _events(folder, _BEGUN, _ENDED)
+    events = logged_events(folder, BEGUN, ENDED)
     if not events:
         return ""
-    return _RUNNING if events[-1]["event"] == _BEGUN else str(events[-1].get("text"))
+    return _RUNNING if events[-1]["event"] == BEGUN else str(events[-1].get("text"))
 
 
 def _has_finished(folder: Path) -> bool:
     """Whether a sweep ended successfully, from its release if sealed, or from its log if open."""
     if (folder / "trusted").is_dir():
         return (folder / "release" / "result.json").exists()
-    events = _events(folder, _ENDED)
+    events = logged_events(folder, ENDED)
     return bool(events) and events[-1].get("text") == _SUCCESS
 
 
-def _events(folder: Path, *names: str) -> list[dict[str, Any]]:
+def logged_events(folder: Path, *names: str) -> list[dict[str, Any]]:
     """Return a sweep's log events of these names; an incomplete line of a killed driver is ignored."""
     try:
-        lines = (folder / "log.jsonl").read_text(encoding="utf-8").splitlines()
-    except (OSError, ValueError):
+        lines = (folder / LOG_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
         return []
     events = []
     for line in lines:

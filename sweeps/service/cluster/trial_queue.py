@@ -41,6 +41,9 @@ class TrialQueue:
       capacity: decides how many trials Ray may have at once.
       requests_nodes: whether to request nodes for the remaining trials. Not for a sealed sweep, whose number
         of trials is secret: all users of a cluster see its requests. It uses nodes that join anyway.
+
+    Attributes:
+      is_closed: whether no more trials are handed out.
     """
 
     def __init__(
@@ -49,21 +52,16 @@ class TrialQueue:
         self._source, self._capacity, self._requests_nodes = source, capacity, requests_nodes
         self._num_left = number
         self._handed_out: dict[str, Trial] = {}
-        self._is_closed = False
+        self.is_closed = False
 
     @property
     def running(self) -> dict[str, Trial]:
         """The trials that Ray has and that have not ended, by name."""
         return {trial.name: trial for trial in self._handed_out.values()}
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether no more trials are handed out."""
-        return self._is_closed
-
     def close(self) -> None:
         """Hand out no more trials, because the sweep's time is over."""
-        self._is_closed = True
+        self.is_closed = True
 
     def next_trial(self, trial_id: str) -> Trial | None:
         """Return the next trial; None if the cluster has no room for another trial.

@@ -13,16 +13,8 @@ from sweeps.service.options.start import Start
 from trainers.config.tree import Leaf, leaves
 
 FIRST = (
-    "config",
-    "tiny",
-    "dataset",
-    "evaluate_on",
-    "epsilon",
-    "num_steps",
-    "expected_batch_size",
-    "repeats",
-    "storage",
-    "dry_run",
+    *("config", "tiny", "dataset", "evaluate_on", "epsilon", "num_steps", "expected_batch_size"),
+    *("repeats", "storage", "dry_run"),
 )
 """The options that most people need first, in addition to the axes of a sweep."""
 

@@ -78,6 +78,11 @@ class SweepOptions(TrainingOptions):
     """
 
     always_adapts: ClassVar[bool] = False
+    _tiny: ClassVar[Mapping[str, Any]] = {
+        **{"repeats": 1, "num_steps": 10, "expected_batch_size": 64},
+        **{"max_index_records": 500, "max_query_records": 500},
+    }
+    _full: ClassVar[Mapping[str, Any]] = {"dataset": "fashion-mnist", "repeats": 5}
 
     data: DataOptions = field(default_factory=DataOptions)
     service: ServiceOptions = field(default_factory=ServiceOptions)
@@ -85,6 +90,13 @@ class SweepOptions(TrainingOptions):
     ledger: LedgerOptions = field(default_factory=LedgerOptions)
     storage: StorageOptions = field(default_factory=StorageOptions)
     overrides: frozenset[str] | None = field(default=None, metadata=option(None), compare=False, repr=False)
+
+    def __init_subclass__(
+        cls, *, tiny: Mapping[str, Any] = MappingProxyType({}), full: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """Declare a sweep's options, with their values of `--tiny` and `--full` besides the base's."""
+        super().__init_subclass__()
+        cls._tiny, cls._full = {**cls._tiny, **tiny}, {**cls._full, **full}
 
     def __post_init__(self) -> None:
         if self.release.select_by == "auto" and not self.release.is_open:
@@ -125,18 +137,11 @@ class SweepOptions(TrainingOptions):
 
     def tiny(self) -> Self:
         """Return the options of a small run of the sweep, to check that everything works."""
-        return replace_options(
-            self,
-            repeats=1,
-            num_steps=10,
-            expected_batch_size=64,
-            max_index_records=500,
-            max_query_records=500,
-        )
+        return replace_options(self, **self._tiny)
 
     def full(self) -> Self:
         """Return the options of the paper's grid, to be used with the paper's setting."""
-        return replace_options(self, dataset="fashion-mnist", repeats=5)
+        return replace_options(self, **self._full)
 
     def of_dataset(self) -> Self:
         """Return the options with the grid of their data set, if the sweep has one."""
@@ -152,14 +157,11 @@ class SweepOptions(TrainingOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairSweepOptions(SweepOptions):
+class PairSweepOptions(
+    SweepOptions,
+    tiny={"dataset": "shapes:400", "num_steps": 5, "max_index_records": 200, "max_query_records": 200},
+    full={"dataset": "shapes", "image_size": 224},
+):
     """Options of a sweep over images with captions."""
 
     data: DataOptions = field(default_factory=partial(DataOptions, dataset="shapes"))
-
-    def tiny(self) -> Self:
-        of_pairs = {"max_index_records": 200, "max_query_records": 200}
-        return replace_options(super().tiny(), dataset="shapes:400", num_steps=5, **of_pairs)
-
-    def full(self) -> Self:
-        return replace_options(super().full(), dataset="shapes", image_size=224)

@@ -39,7 +39,10 @@ Range = tuple[float, float] | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchOptions(SweepOptions):
+class SearchOptions(
+    SweepOptions,
+    tiny={"num_trials": 4, "group_sizes": (2, 4, 8), "learning_rate_range": (1e-3, 1e-2)},
+):
     """Search space, sampler and objectives; a list or range of one value fixes an option."""
 
     service: ServiceOptions = field(default_factory=partial(ServiceOptions, repeats=1))
@@ -88,11 +91,6 @@ class SearchOptions(SweepOptions):
                     raise ConfigError(
                         f"set {name} or a range of ε or σ, not both; got {name} = {getattr(mechanism, name)}"
                     )
-
-    def tiny(self) -> Self:
-        return replace_options(
-            super().tiny(), num_trials=4, group_sizes=(2, 4, 8), learning_rate_range=(1e-3, 1e-2)
-        )
 
     def full(self) -> Self:
         return replace_options(self, dataset="fashion-mnist", num_trials=50)

@@ -3,23 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
 
 _LONGEST_NAP_SECONDS = 60.0
 
 
-class Clock(Protocol):
-    """A wall clock, which continues while no process runs, so that a resumed sweep keeps its moment."""
-
-    def now(self) -> float:
-        """Return the seconds since the epoch."""
-
-    def sleep_until(self, moment: float) -> None:
-        """Return when `now` has reached `moment`."""
-
-
 class SystemClock:
-    """The machine's own clock."""
+    """The machine's own clock, which continues while no process runs: a resumed sweep keeps its moment."""
 
     def now(self) -> float:
         """Return the seconds since the epoch."""

@@ -7,7 +7,8 @@ from sweeps.service.console.display import put_result
 from sweeps.service.console.terminal import count, headline, print_line
 from sweeps.service.running.listeners import SweepBeginning, SweepEnd, TrialResult
 from sweeps.service.running.sweep_trials import SweepTrials
-from sweeps.service.storage.log import BEGUN, ENDED, FINISHED, SweepLog
+from sweeps.service.storage.log import FINISHED, SweepLog
+from trainers.files.launch_record import BEGUN, ENDED
 
 
 class TerminalListener:

@@ -40,7 +40,7 @@ from sweeps.service.console.terminal import duration, print_line, warn
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.sweep_statement import STATEMENT, build_statement, statement_text, write_statement
 from sweeps.service.running.answer_file import answer_text, sweep_answer, write_answer
-from sweeps.service.running.clock import Clock
+from sweeps.service.running.clock import SystemClock
 from sweeps.service.running.listeners import Listeners, SweepEnd
 from sweeps.service.running.prepare import PreparedSweep
 from sweeps.service.running.sealed_draws import RESULT, SealedFolder, choose, trials_of_draws
@@ -75,7 +75,7 @@ class SealedRelease:
 
     budget = None
 
-    def __init__(self, sweep: PreparedSweep, tracker: Future[Tracker], clock: Clock) -> None:
+    def __init__(self, sweep: PreparedSweep, tracker: Future[Tracker], clock: SystemClock) -> None:
         self._sweep, self._tracker_future, self._clock = sweep, tracker, clock
         self._listeners = Listeners(*sweep.listeners)
         publication = () if sweep.plan.publication is None else (sweep.plan.publication.note(),)

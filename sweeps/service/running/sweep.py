@@ -16,7 +16,7 @@ from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.inputs import EarlierSweep
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Point
-from sweeps.service.running.clock import Clock, SystemClock
+from sweeps.service.running.clock import SystemClock
 from sweeps.service.running.conclude import Figure
 from sweeps.service.running.driver import drive
 from sweeps.service.running.open_release import OpenRelease
@@ -62,7 +62,7 @@ def execute(
     earlier: EarlierSweep | None = None,
     policy: TrialPolicy = ALL_POINTS,
     repeat_options: SweepOptions | None = None,
-    clock: Clock = SYSTEM_CLOCK,
+    clock: SystemClock = SYSTEM_CLOCK,
 ) -> Outcome:
     """Run a sweep from plan to figure.
 

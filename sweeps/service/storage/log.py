@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trainers.files.durable_files import new_file
+from trainers.files.launch_record import LOG_FILE, logged_events
 
-BEGUN, FINISHED, FAILED, RESTARTED, LOST, ENDED = "begun", "finished", "failed", "restarted", "lost", "ended"
+FINISHED, FAILED, RESTARTED, LOST = "finished", "failed", "restarted", "lost"
 
 
 class SweepLog:
@@ -21,13 +22,13 @@ class SweepLog:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder / "log.jsonl"
+        self.path = folder / LOG_FILE
 
     def write(self, event: str, trial: str, text: str, **facts: Any) -> None:
         """Append an event with its time in UTC; an event that cannot be written is omitted.
 
         Args:
-          event: one of this module's constants, for example `RESTARTED`.
+          event: one of this module's constants, for example `RESTARTED`, or `BEGUN` or `ENDED`.
           trial: the trial's name; "" for an event of the whole sweep.
           text: a text for the operator.
           facts: more values by name, such as numbers of steps.
@@ -39,12 +40,5 @@ class SweepLog:
 
     def restarts(self, trial: str) -> list[str]:
         """Return the texts of a trial's `RESTARTED` events."""
-        lines = self.path.read_bytes().splitlines() if self.path.is_file() else []
-        texts = []
-        for line in lines:
-            if RESTARTED.encode() in line:
-                with suppress(ValueError, KeyError, TypeError):  # a killed driver's incomplete line
-                    entry = json.loads(line)
-                    if (entry["event"], entry["trial"]) == (RESTARTED, trial):
-                        texts.append(str(entry["text"]))
-        return texts
+        restarts = logged_events(self.path.parent, RESTARTED)
+        return [str(each.get("text")) for each in restarts if each.get("trial") == trial]
