@@ -35,19 +35,7 @@ TEXT_AUGMENTATIONS = {"sentence_swap": 0.5, "word_swap": 0.3, "word_delete": 0.2
 _ARTICLES = ("a", "an", "the", "this", "that", "these", "those", "some", "any", "such")
 _AUXILIARIES = ("is", "are", "was", "were", "be", "been", "being", "am", "there", "here", "it", "its", "it's")
 _PREPOSITIONS = (
-    "of",
-    "to",
-    "at",
-    "by",
-    "for",
-    "from",
-    "as",
-    "into",
-    "onto",
-    "with",
-    "within",
-    "upon",
-    "about",
+    *("of", "to", "at", "by", "for", "from", "as", "into", "onto", "with", "within", "upon", "about"),
 )
 _FILLERS = ("and", "or", "so", "then", "also", "too", "very", "quite", "rather", "really", "just", "even")
 _OF_PICTURES = ("image", "picture", "photo", "photograph", "showing", "shows")
