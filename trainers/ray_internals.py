@@ -18,17 +18,7 @@ from ray.train.torch.config import _set_torch_distributed_env_vars as set_torch_
 from ray.train.torch.config import _setup_torch_process_group as setup_torch_process_group
 from ray.train.torch.config import _TorchBackend as TorchBackend
 
-__all__ = [
-    "TorchBackend",
-    "cluster_status",
-    "first_autoscaler_report",
-    "logs_folder",
-    "loopback_only",
-    "set_torch_distributed_env_vars",
-    "setup_torch_process_group",
-    "trial_actor",
-    "tune_state_in",
-]
+__all__ = ["TorchBackend", "set_torch_distributed_env_vars", "setup_torch_process_group"]
 
 # Environment of a Ray that this program starts for itself. With the first variable, Ray assumes that the
 # machine is not part of a cluster, and binds its servers to 127.0.0.1. The others turn off `/metrics`, whose

@@ -42,25 +42,16 @@ _SIGNED_COLUMNS = {
 _COLUMN_NAMES = {
     **{column: f"{name} {sign}" for column, (name, sign) in _SIGNED_COLUMNS.items()},
     "sampling_prob": "Sampling probability q",
-    "sampled": "Sampled",
-    "learning_rate": "Learning rate",
-    "weight_decay": "Weight decay",
     "embedding_dim": "Embedding width",
     "network_name": "Network",
-    "trained_layers": "Trained layers",
     "num_classes": "Classes",
     "optimizer_name": "Optimizer",
     "lora_layers": "Adapted layers",
-    "lora_rank": "LoRA rank",
     "probe_dataset": "Probing data set",
-    "method": "Method",
-    SWEEP: "Sweep",
-    "guarantee": "Guarantee",
     "num_trials": "Trials",
     "epsilon_max": "Largest ε spent",
-    "step": "Step",
-    "relative_loss": "Relative loss",
 }
+"""The titles of columns that `_in_words` would name otherwise."""
 _WORD_REPLACEMENTS = {
     **{"num": "number of", "prob": "probability", "max": "largest", "min": "smallest", "l2": "L2"},
     **{"ema": "weight-averaging", "lora": "LoRA", "snr": "SNR", "public": "public"},

@@ -65,15 +65,8 @@ def _first_score(trials: pd.DataFrame) -> str:
 
 def _front_table(trials: pd.DataFrame, score: str) -> Table:
     """Return one row per trial that is on a front."""
-    heading = [
-        "Sweep",
-        "Trial",
-        f"{score_title(score)} (%)",
-        "ε of its training",
-        "ε of its sweep",
-        "δ",
-        "Front",
-    ]
+    heading = ["Sweep", "Trial", f"{score_title(score)} (%)", "ε of its training", "ε of its sweep"]
+    heading += ["δ", "Front"]
     marks = {column: trials[f"on_front_{column}"] for column in AXES}
     rows = trials[marks[EPSILON_ONE] | marks[EPSILON_WHOLE]].sort_values([EPSILON_ONE, score])
     titles = {EPSILON_ONE: "one training", EPSILON_WHOLE: "whole sweep"}

@@ -41,14 +41,14 @@ def trial_table(trials: pd.DataFrame, question: Question, links: Mapping[str, st
         cells = [Cell(text=name, link=links.get(str(row.get("run_id")), ""))]
         cells += [
             *(_setting_cell(row[column], column) for column in axis_columns),
-            *(_score_cell(row[score], score) for score in scores),
+            *(_decimal_cell(row[score], score, scale=100, digits=2) for score in scores),
         ]
         cells += [
             _epsilon_cell(row),
             Cell(text=guarantee_title(str(row["guarantee"]))),
             *(_setting_cell(row[column], column) for column in columns),
         ]
-        rows.append([*cells, _seconds_cell(row[_SECONDS])] if is_timed else cells)
+        rows.append([*cells, _decimal_cell(row[_SECONDS], _SECONDS)] if is_timed else cells)
     return SortableTable(heading=heading, rows=rows)
 
 
@@ -77,10 +77,9 @@ def _setting_cell(value: Any, name: str) -> Cell:
     return Cell(text=value_text(value), value=float(value) if is_number else None, name=name)
 
 
-def _score_cell(value: float, name: str) -> Cell:
-    return (
-        Cell(text="–") if pd.isna(value) else Cell(text=f"{100 * value:.2f}", value=float(value), name=name)
-    )
+def _decimal_cell(value: float, name: str, *, scale: float = 1, digits: int = 1) -> Cell:
+    text = "–" if pd.isna(value) else f"{scale * value:.{digits}f}"
+    return Cell(text=text) if pd.isna(value) else Cell(text=text, value=float(value), name=name)
 
 
 def _epsilon_cell(row: Mapping[str, Any]) -> Cell:
@@ -90,7 +89,3 @@ def _epsilon_cell(row: Mapping[str, Any]) -> Cell:
         return Cell(text="none")
     claimed = "claimed " if row["guarantee"] == AS_PUBLISHED else ""
     return Cell(text=f"{claimed}{rounded_up(float(epsilon), 4)}", value=float(epsilon), name="epsilon")
-
-
-def _seconds_cell(value: float) -> Cell:
-    return Cell(text="–") if pd.isna(value) else Cell(text=f"{value:.1f}", value=float(value), name=_SECONDS)

@@ -33,21 +33,9 @@ _CHARACTERS = {
     **{
         sign: f"${command}$"
         for sign, command in {
-            "ε": r"\varepsilon",
-            "δ": r"\delta",
-            "σ": r"\sigma",
-            "τ": r"\tau",
-            "α": r"\alpha",
-            "±": r"\pm",
-            "×": r"\times",
-            "∞": r"\infty",
-            "→": r"\rightarrow",
-            "≤": r"\leq",
-            "≥": r"\geq",
-            "∈": r"\in",
-            "·": r"\cdot",
-            "−": "-",
-            "ₐ": "_a",
+            **{"ε": r"\varepsilon", "δ": r"\delta", "σ": r"\sigma", "τ": r"\tau", "α": r"\alpha"},
+            **{"±": r"\pm", "×": r"\times", "∞": r"\infty", "→": r"\rightarrow", "≤": r"\leq"},
+            **{"≥": r"\geq", "∈": r"\in", "·": r"\cdot", "−": "-", "ₐ": "_a"},
         }.items()
     },
 }

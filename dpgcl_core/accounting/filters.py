@@ -166,7 +166,7 @@ class RdpFilter:
 
     def cost(self, step_class: StepClass, num_steps: int) -> float:
         """Return the RDP of `num_steps` steps at the filter's order, rounded up; `inf` on overflow."""
-        rdp_per_step = _rdp_of_step(step_class, self.order)
+        rdp_per_step = float(_rdp_at_orders(step_class, (self.order,))[0])
         return rdp_per_step * _checked_steps(num_steps) * (1 + _ROUNDING) if num_steps else 0.0
 
     def total_cost(self, steps: Mapping[StepClass, int]) -> float:
@@ -273,7 +273,9 @@ def _fitted_order(epsilon: float, delta: float, step_classes: tuple[StepClass, .
     if not step_classes:
         raise ConfigError("step_classes must contain at least one class of steps; got none")
     budgets = np.array([_rdp_within(epsilon, delta, order) for order in FILTER_ORDERS])
-    admitted = np.maximum(budgets, 0) / np.array([_rdp_at_all_orders(each) for each in step_classes])
+    admitted = np.maximum(budgets, 0) / np.array(
+        [_rdp_at_orders(each, FILTER_ORDERS) for each in step_classes]
+    )
     shares = admitted / np.maximum(admitted.max(axis=1, keepdims=True), 1e-300)
     return float(FILTER_ORDERS[int(shares.min(axis=0).argmax())])
 
@@ -283,15 +285,6 @@ def _epsilon_at(order: float, rdp: float, delta: float) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _rdp_of_step(step_class: StepClass, order: float) -> float:
-    return float(_rdp_at_orders(step_class, (order,))[0])
-
-
-@lru_cache(maxsize=64)
-def _rdp_at_all_orders(step_class: StepClass) -> NDArray[np.float64]:
-    return _rdp_at_orders(step_class, FILTER_ORDERS)
-
-
 def _rdp_at_orders(step_class: StepClass, orders: tuple[float, ...]) -> NDArray[np.float64]:
     """Return the RDP of one step at each order `[orders]`."""
     accountant = RdpAccountant(list(orders), NeighboringRelation.ADD_OR_REMOVE_ONE)

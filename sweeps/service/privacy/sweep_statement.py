@@ -184,12 +184,9 @@ def withdraw_statement(folder: Path, question: str | None = None) -> None:
     These are the statement, the answer, and the figure and tables that are named after `question`.
     """
     figure_files = () if question is None else folder.glob(f"{question.replace('-', '_')}.*")
-    for path in (*folder.glob(f"{STATEMENT}.*"), *folder.glob(ANSWER), *filter(_is_figure, figure_files)):
+    figures = [path for path in figure_files if is_drawn(path.name) and path.is_file()]
+    for path in (*folder.glob(f"{STATEMENT}.*"), *folder.glob(ANSWER), *figures):
         path.unlink()
-
-
-def _is_figure(path: Path) -> bool:
-    return is_drawn(path.name) and path.is_file()
 
 
 def statement_text(statement: PrivacyStatement) -> str:

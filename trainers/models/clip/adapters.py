@@ -108,13 +108,9 @@ def _adapt(clip: nn.Module, lora: ClipLora, tower: str) -> None:
     """Put adapters on one tower in isolation, because text layers' names also end image layers' names."""
     alone = nn.Module()
     for name, child in clip.named_children():
-        if _tower_of(name) == tower:
+        if (name == "visual") == (tower == IMAGE):
             alone.add_module(name, child)
     targets = [name for target in lora.targets for name in TARGETS.get(target, (target,))]
     with_lora(alone, rank=lora.rank, alpha=lora.alpha, targets=targets, title=f"the {tower} tower")
     for name, child in alone.named_children():  # a projection at the top level was replaced in `alone`
         setattr(clip, name, child)
-
-
-def _tower_of(name: str) -> str:
-    return IMAGE if name == "visual" else TEXT
