@@ -1229,8 +1229,8 @@ BREAKAGES = (
     Breakage(
         name="trainings that fit are counted by those that do not",
         file="dpgcl_core/ledger/account.py",
-        before="lower, upper = (middle, upper) if admits(middle) else (lower, middle)",
-        after="lower, upper = (lower, middle) if admits(middle) else (middle, upper)",
+        before="range(1, 2 * MOST_TRAININGS), True, key=lambda number: not admits(number)",
+        after="range(1, 2 * MOST_TRAININGS), True, key=admits",
         tests=(
             "tests/dpgcl_core/ledger/test_command.py"
             "::test_remaining_tells_the_trainings_of_an_epsilon_that_the_rule_admits",
