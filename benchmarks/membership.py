@@ -35,14 +35,8 @@ from torch import Tensor
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from dpgcl_core.command_line import run_command
-from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input
-from trainers.config.networks import (
-    NetworkConfig,
-    NetworkOptions,
-    ViewConfig,
-    require_least,
-    require_positive,
-)
+from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input, require_least, require_positive
+from trainers.config.networks import NetworkConfig, NetworkOptions, ViewConfig
 from trainers.config.nodes import ObjectiveConfig, OptimizerConfig
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import TrainingConfig

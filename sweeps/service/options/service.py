@@ -52,9 +52,15 @@ class ServiceOptions:
     def __post_init__(self) -> None:
         require_least(self, 1, "repeats", "max_concurrent_trials")
         require_least(self, 0, "max_restarts", "seed")
-        require_positive(self, "total_epsilon", "trial_timeout", "stall_timeout", "time_budget")
-        amounts = ("gpus_per_worker", "wait_for_resources")
-        require_each(self, amounts, "be finite and not negative", lambda value: 0 <= value < math.inf)
+        require_positive(self, "total_epsilon")
+        limits = ("trial_timeout", "stall_timeout", "time_budget")
+        require_each(self, limits, "be a positive number of minutes", lambda value: 0 < value < math.inf)
+        rules = {
+            "gpus_per_worker": "be finite and not negative",
+            "wait_for_resources": "be 0 minutes or more",
+        }
+        for name, rule in rules.items():
+            require_each(self, (name,), rule, lambda value: 0 <= value < math.inf)
 
     @property
     def is_quiet(self) -> bool:
