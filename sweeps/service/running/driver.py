@@ -27,23 +27,19 @@ from trainers.files.launch_record import resume_line
 
 
 class ReleasePolicy(Protocol):
-    """Decides which values of a sweep's trials are charged, stored and shown, and when."""
+    """Decides which values of a sweep's trials are charged, stored and shown, and when.
 
-    @property
-    def plan(self) -> SweepPlan:
-        """The sweep's plan; after `remaining`, a sealed sweep's plan has the drawn trials."""
+    Attributes:
+      plan: the sweep's plan; after `remaining`, a sealed sweep's plan has the drawn trials.
+      service: resources and limits of the trainings.
+      folder: the folder with the trials' results and checkpoints.
+      budget: the reservations that the ledger must confirm while trainings run; None if it need not.
+    """
 
-    @property
-    def service(self) -> ServiceOptions:
-        """Resources and limits of the trainings."""
-
-    @property
-    def folder(self) -> SweepFolder:
-        """The folder with the trials' results and checkpoints."""
-
-    @property
-    def budget(self) -> SweepBudget | None:
-        """The reservations that the ledger must confirm while trainings run; None if it need not."""
+    plan: SweepPlan
+    service: ServiceOptions
+    folder: SweepFolder
+    budget: SweepBudget | None
 
     def remaining(self) -> Sequence[Trial]:
         """Return the trials without a result, before Ray is started."""

@@ -38,6 +38,7 @@ from sweeps.service.cluster.trial_queue import ListedTrials, TrialSource
 from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import duration, print_line, warn
 from sweeps.service.planning.trials import Trial
+from sweeps.service.privacy.budget import SweepBudget
 from sweeps.service.privacy.sweep_statement import STATEMENT, build_statement, statement_text, write_statement
 from sweeps.service.running.answer_file import answer_text, sweep_answer, write_answer
 from sweeps.service.running.clock import SystemClock
@@ -73,7 +74,7 @@ class SealedRelease:
       clock: the clock that times the moment of publication.
     """
 
-    budget = None
+    budget: SweepBudget | None = None
 
     def __init__(self, sweep: PreparedSweep, tracker: Future[Tracker], clock: SystemClock) -> None:
         self._sweep, self._tracker_future, self._clock = sweep, tracker, clock
