@@ -369,6 +369,19 @@ WITH_OTHERS: dict[str, tuple[tuple[str, ...], str]] = {
         ("--dataset", "{own}", "--num-records-public", "200", "--sampling", "records"),
         "person",
     ),
+    "--drop-overlap": (
+        (
+            "--dataset",
+            "{own}",
+            "--evaluate-on",
+            "digits",
+            "--num-records-public",
+            "200",
+            "--sampling",
+            "records",
+        ),
+        "copies",
+    ),
     "--mixes-no-records": (("--network", "tests.sweeps.networks:plain"), ""),
 }
 PAIRS_ALONE = {
