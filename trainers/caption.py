@@ -36,7 +36,7 @@ class CaptionOptions(ModelOptions):
     """The images to describe, the captioner to use, and the file to write.
 
     Attributes:
-      images: a folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
+      images: a folder:, npz:, parquet:, hf:, csv: or webdataset:PATH, or the name of a built-in data set.
       to: new file, .csv.
     """
 

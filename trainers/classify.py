@@ -37,7 +37,7 @@ class ClassifyOptions(ModelOptions):
     """The images to classify, the classifier to use, and the file to write.
 
     Attributes:
-      images: a folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
+      images: a folder:, npz:, parquet:, hf:, csv: or webdataset:PATH, or the name of a built-in data set.
       to: new file, .csv.
       network: your own network that the model names, if you trust it.
     """

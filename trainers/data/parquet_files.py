@@ -106,7 +106,7 @@ def scan_parquet(
         content = dict.fromkeys(("offset", "num_bytes"), pa.uint64())
     if scan.keeps_pixels:
         content = {}
-    schema = schema_of(digest=pa.binary(), **content)
+    schema = schema_of(digest=pa.binary(16), **content)
     names = [os.path.relpath(place_of_file(file), base) for file in files]
     tables = []
     for position, (name, file) in enumerate(zip(names, files, strict=True)):
@@ -193,7 +193,7 @@ def _read_images(
             contents = in_threads(lambda v: read_path(v) if isinstance(v, str) else v, values)
             columns = scan.facts(contents)
             if are_pairs:
-                columns["digest"] = [b"" if v is None else digest_of_content(v) for v in contents]
+                columns["digest"] = [digest_of_content(v or b"") for v in contents]
             else:
                 labels = [None] * len(values) if label is None else batch.column(label).to_pylist()
                 columns["digest"] = list(map(content_digest, contents, labels))

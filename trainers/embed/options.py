@@ -47,7 +47,7 @@ class EmbedOptions(ModelOptions):
     """Data to embed, the model, and the output.
 
     Attributes:
-      images: folder:, npz:, parquet:, csv: or webdataset:PATH, or the name of a built-in data set.
+      images: folder:, npz:, parquet:, hf:, csv: or webdataset:PATH, or the name of a built-in data set.
       texts: file of captions, one per line; needs a CLIP model.
       to: new file, .parquet or .npz.
       features: features to write, for an image encoder; backbone by default.
