@@ -9,6 +9,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -51,12 +52,8 @@ def replacing(path: Path, *, mode: int = 0o666, temporary_folder: Path | None = 
     """
     # Two nodes' processes may share an id.
     temporary = (temporary_folder or path.parent) / f"{path.stem}.{secrets.token_hex(8)}.tmp"
-
-    def open_new(name: str, flags: int) -> int:
-        return os.open(name, flags, mode & _mode_in(path))
-
     try:
-        with open(temporary, "xb", opener=open_new) as file:
+        with open(temporary, "xb", opener=partial(os.open, mode=mode & _mode_in(path))) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

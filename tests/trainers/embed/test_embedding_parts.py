@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import signal
 import stat
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ NUM_PARTS = 3
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of four rows."""
     monkeypatch.setattr(embed_pairs, "ROWS_PER_PART", ROWS_PER_PART)
+
+
+@pytest.fixture
+def usual_umask() -> Iterator[None]:
+    """New files can be read by everybody."""
+    umask = os.umask(0o022)
+    yield
+    os.umask(umask)
 
 
 @pytest.fixture
@@ -242,6 +251,7 @@ KILLED = """
 @pytest.mark.parametrize(
     ("place", "num_calls", "num_left"), [("embed_images", 1, 2), ("_write_parquet", 0, 0)]
 )
+@pytest.mark.usefixtures("usual_umask")
 def test_killed_run_goes_on_and_leaves_nothing(
     tmp_path: Path,
     model: Path,
@@ -265,7 +275,18 @@ def test_killed_run_goes_on_and_leaves_nothing(
     found = _embed(model, to, *more)
     assert (len(calls), len(found["id"])) == (num_left, NUM_IMAGES)
     assert [path.name for path in to.parent.iterdir()] == [to.name]
-    assert stat.S_IMODE(to.stat().st_mode) & 0o037 == 0  # as its folder
+    assert stat.S_IMODE(to.stat().st_mode) == 0o640  # as its folder
+
+
+@pytest.mark.usefixtures("usual_umask")
+def test_parts_are_private_in_a_folder_that_was_opened(
+    tmp_path: Path, model: Path, images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    to, more = tmp_path / "e.parquet", ("--images", f"folder:{images}")
+    _interrupt(monkeypatch, 1, model, to, *more)
+    _unfinished(to).chmod(0o755)
+    _interrupt(monkeypatch, 1, model, to, *more)
+    assert [stat.S_IMODE(part.stat().st_mode) for part in _parts(to)] == [0o600, 0o600]
 
 
 def _change_model(model: Path, _: Path) -> None:
