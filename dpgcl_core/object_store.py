@@ -16,7 +16,7 @@ import os
 import re
 import secrets
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -109,6 +109,12 @@ def find_object(address: str) -> RemoteFile | None:
             return _file(address, obstore.head(store, key)) if key else None
     except FileNotFoundError:
         return None
+
+
+def find_objects(paths: Iterable[Path | str]) -> list[RemoteFile]:
+    """Return the objects at paths that stand for addresses, in order; many requests at a time."""
+    addresses = filter(None, map(address_of, paths))
+    return [file for file in _threads().map(find_object, addresses) if file is not None]
 
 
 def read_object(address: str) -> tuple[bytes, str] | None:

@@ -44,6 +44,7 @@ from dpgcl_core.object_store import (
     address_of,
     can_write,
     find_object,
+    find_objects,
     folder_of,
     list_objects,
     read_object,
@@ -362,9 +363,7 @@ def _digest(data: Path) -> str:
     """Return a hash of the data's file contents that does not depend on the files' order and names."""
     if address := address_of(data):
         with _bucket_errors():
-            listed = list_objects(address) or list(
-                filter(None, (find_object(address_of(file) or "") for file in expand_ranges(data)))
-            )
+            listed = list_objects(address) or find_objects(expand_ranges(data))
         stamps = sorted(str(file.stamp) for file in listed if not file.address.endswith(MARK))
         return hashlib.sha256(" ".join(stamps).encode()).hexdigest()
     files: list[Path] = []

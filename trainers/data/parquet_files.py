@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError, DpgclError
-from dpgcl_core.object_store import address_of, find_object, list_objects
+from dpgcl_core.object_store import address_of, find_objects, list_objects
 from dpgcl_core.sampling.record_ids import digest_of_content
 from trainers.data.arrow_files import ArrowFile, TableFile, kind_of, open_table, saved_splits
 from trainers.data.columns import codes_of, text_column
@@ -252,7 +252,7 @@ def table_splits(path: Path, scheme: str) -> list[list[TableFile]]:
     files: list[TableFile]
     if address := address_of(path):
         files = [file for file in list_objects(address) if file.address.endswith(".parquet")]
-        files = files or [file for file in [find_object(address)] if file]
+        files += [] if files else find_objects([address])
     else:
         files = [path] if path.is_file() else [*sorted(path.rglob("*.parquet"))]
     if not files:

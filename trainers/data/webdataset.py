@@ -30,7 +30,7 @@ import numpy as np
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.ledger.marks import expand_ranges
-from dpgcl_core.object_store import RemoteFile, address_of, download, find_object, list_objects, read_ranges
+from dpgcl_core.object_store import RemoteFile, address_of, download, find_objects, list_objects, read_ranges
 from dpgcl_core.sampling.record_ids import digest_of_content
 from trainers.data.columns import combined
 from trainers.data.decoding import IMAGE_SUFFIXES
@@ -121,7 +121,7 @@ def _shards(request: Request) -> list[Path | RemoteFile]:
     else:
         files = [file for file in list_objects(address, below=False) if file.address.endswith(".tar")]
         names = [] if files else expand_ranges(path)
-        files += [file for name in names if (file := find_object(address_of(name) or ""))]
+        files += find_objects(names)
     missing = max(0, len(names) - len(files))
     if not files or missing:
         raise DataError(
