@@ -384,6 +384,7 @@ def test_second_process_is_refused(
 ) -> None:
     to, more = tmp_path / "e.parquet", ("--images", f"folder:{images}")
     _interrupt(monkeypatch, 1, model, to, *more)
+    _pass(monkeypatch)
     with FileLock(_unfinished(to) / "lock"), pytest.raises(StorageError, match="another process writes"):
         _embed(model, to, *more)
     assert len(_parts(to)) == 1
