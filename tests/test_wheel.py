@@ -23,7 +23,7 @@ from tests.mutants.running import copy_tree
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 SERVICE = 'pip install "dpgcl[service]"'
-OPTIONAL = {"opacus", "triton"}
+OPTIONAL = {"opacus", "triton", "obstore", "boto3"}
 """What the library imports in single functions that need an extra, or a GPU, whose torch brings it."""
 _MODULES = {"dp-accounting": "dp_accounting"}
 
