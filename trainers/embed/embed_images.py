@@ -48,7 +48,9 @@ def embed_with_image_encoder(options: EmbedOptions) -> None:
         )
     encoder, description = load_encoder(options.model, own_network=options.network)
     channels, height, width = description.image_shape
-    dataset = load_at_size(options.images, (height, width), options.pairs, options.max_image_pixels)
+    dataset = load_at_size(
+        options.images, (height, width), options.pairs, options.max_image_pixels, options.index_folder
+    )
     features, device = options.features or BACKBONE, chosen_device(options.device)
     batch_size = options.batch_size or _IMAGES_AT_ONCE
 
@@ -76,7 +78,9 @@ def embed_with_towers(options: EmbedOptions) -> None:
     dataset = names = None
     captions: Iterable[tuple[int, str]] = ()
     if options.images is not None:
-        dataset = load_at_size(options.images, size, options.pairs, options.max_image_pixels)
+        dataset = load_at_size(
+            options.images, size, options.pairs, options.max_image_pixels, options.index_folder
+        )
         captions, names = owned_captions(dataset), names_of(dataset)
     if options.texts is not None:
         if dataset is not None and dataset.modality == "image-text":

@@ -185,7 +185,11 @@ def read_captions(path: Path) -> list[str]:
 
 
 def load_at_size(
-    name: str, size: tuple[int, int], options: PairOptions, max_image_pixels: int = MAX_IMAGE_PIXELS
+    name: str,
+    size: tuple[int, int],
+    options: PairOptions,
+    max_image_pixels: int = MAX_IMAGE_PIXELS,
+    index_folder: Path | None = None,
 ) -> Dataset:
     """Load a data set with its images in the model's size, (height, width).
 
@@ -199,6 +203,7 @@ def load_at_size(
         image_size=height if height == width else None,
         pairs=options.fitting(name),
         max_image_pixels=max_image_pixels,
+        index_folder=index_folder,
     )
     show_on_a_terminal(dataset.reading_counts)
     if dataset.image_shape[1:] != (height, width):

@@ -47,7 +47,9 @@ class EmbedOptions(ModelOptions):
     """Data to embed, the model, and the output.
 
     Attributes:
-      images: folder:, npz:, parquet:, hf:, csv: or webdataset:PATH, or the name of a built-in data set.
+      images: folder:, npz:, parquet:, hf:, csv:, shards: or webdataset:PATH, or the name of a built-in data
+        set.
+      index_folder: folder of the index of images that do not fit into memory; by default beside them.
       texts: file of captions, one per line; needs a CLIP model.
       to: new file, .parquet or .npz.
       features: features to write, for an image encoder; backbone by default.
@@ -55,6 +57,7 @@ class EmbedOptions(ModelOptions):
     """
 
     images: str | None = None
+    index_folder: Path | None = None
     texts: Path | None = None
     to: Path = Path("embeddings.parquet")
     features: Literal["backbone", "projection"] | None = None

@@ -179,7 +179,10 @@ def test_images_that_stay_in_their_files_have_the_same_embeddings(
     more = ("--images", f"folder:{images}")
     found = _embed(model, tmp_path / "a.parquet", *more)
     monkeypatch.setattr("trainers.data.image_index.free_memory", lambda: 0)
-    assert _embed(model, tmp_path / "b.parquet", *more) == found
+    for number, folder in enumerate((tmp_path / ".dpgcl-index", tmp_path / "elsewhere")):
+        option = ("--index-folder", str(folder)) if number else ()
+        assert _embed(model, tmp_path / f"{number}.parquet", *more, *option) == found
+        assert list(folder.rglob("*.arrow"))
 
 
 def test_parquet_has_a_group_of_rows_for_each_part(tmp_path: Path, model: Path, images: Path) -> None:
