@@ -71,7 +71,8 @@ def run_command(
 def _refuse_addresses(values: Mapping[str, Any]) -> None:
     """Raise ConfigError for an address in place of a path, which would create a local folder of that name."""
     for name, value in values.items():
-        if isinstance(value, Path) and re.match(r"[A-Za-z][\w+.-]*:/", str(value)):
+        is_bucket = name == "data" and str(value).startswith("s3:/")  # it holds marks, as a folder does
+        if isinstance(value, Path) and not is_bucket and re.match(r"[A-Za-z][\w+.-]*:/", str(value)):
             raise ConfigError(
                 f"--{name.replace('_', '-')} must be a path on this machine; got the address "
                 f"{masked(str(value))}. Copy files to and from it with its own tool, such as aws s3 cp"

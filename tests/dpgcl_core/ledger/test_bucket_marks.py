@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dpgcl_core.errors import LedgerError
+from dpgcl_core.errors import ConfigError, LedgerError
+from dpgcl_core.ledger.__main__ import main
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.marks import MARK, check_unmarked, is_read_only, read_mark
 from tests.buckets import Bucket, bucket
@@ -204,3 +205,13 @@ def test_a_mark_holds_no_more_than_in_a_folder(bucket: Bucket, ledger: Ledger, t
         json.loads(bucket.get(f"a/d/{MARK}")).keys()
         == json.loads((tmp_path / f"scans.tar{MARK}").read_text()).keys()
     )
+
+
+def test_commands_take_the_address_of_a_bucket(bucket: Bucket, ledger: Ledger, tmp_path: Path) -> None:
+    ledger.bind("scans", put_shards(bucket))
+    options = ["--ledger", str(tmp_path / "ledger.db"), "--data"]
+    assert main(["verify", *options, f"{bucket.address}/a/d"]) == 0
+    with pytest.raises(ConfigError, match="has every named row"):
+        main(["restored", "--dataset", "scans", *options, f"{bucket.address}/a/d"])
+    with pytest.raises(ConfigError, match="--data must be a path on this machine"):
+        main(["verify", *options, "gs://team/scans"])
