@@ -159,7 +159,10 @@ def test_number_of_records_must_be_declared(names: tuple[str, str]) -> None:
         load(*names, drop_overlap="copies")
 
 
-@pytest.mark.parametrize("options", [{"data_is": "public"}, {"evaluate_on": None}])
-def test_dropping_is_for_private_beside_public_data(options: dict, names: tuple[str, str]) -> None:
-    with pytest.raises(ConfigError, match="drop_overlap applies only to private"):
+@pytest.mark.parametrize(
+    ("options", "fix"),
+    [({"data_is": "public"}, "--data-is private"), ({"evaluate_on": None}, "--evaluate-on")],
+)
+def test_dropping_is_for_private_beside_public_data(options: dict, fix: str, names: tuple[str, str]) -> None:
+    with pytest.raises(ConfigError, match=f"drop_overlap applies only to private.* or set {fix}$"):
         load(*names, drop_overlap="copies", num_records_public=12, **options)

@@ -122,7 +122,7 @@ def saved_splits(path: Path) -> list[list[Path]]:
     Raises:
       DataError: it is none of these, has no training split, or has rows selected by a file of indices.
     """
-    if path.is_file():
+    if path.is_file() and kind_of(path) == "Arrow":
         return [[path]]
     names = split_names(path)
     folders = [path / name for name in SPLITS if name in {SPLITS[0], *names}] if names else [path]
@@ -147,9 +147,9 @@ def _saved_files(folder: Path) -> list[Path]:
     missing = sum(not file.is_file() for file in files)
     if missing or not files:
         raise DataError(
-            "hf:PATH must be a folder that dataset.save_to_disk wrote, with a split train if there are "
-            f"several, or an .arrow file; got {str(folder)!r}, where {missing} of {len(files)} files are "
-            "missing"
+            "hf:PATH must be a folder on this machine that dataset.save_to_disk wrote, with a split train if "
+            f"there are several, or an .arrow file; got {str(folder)!r}"
+            + (f", where {missing} of {len(files)} files are missing" if files else "")
         )
     return files
 

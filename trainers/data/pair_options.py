@@ -18,17 +18,17 @@ class PairOptions:
     """How your own pairs are read: which columns hold which data, and how corrupt rows are treated."""
 
     image: str | None = field(default=None, metadata=option("csv_img_key"))
-    """Column of csv or parquet with image paths (parquet: or bytes); default filepath (parquet: or image)."""
+    """Column of csv, parquet or hf with image paths or, except csv, bytes; by default filepath or image."""
     caption: str | None = field(default=None, metadata=option("csv_caption_key"))
-    """Column of csv or parquet with captions (parquet: or lists of them); by default title or caption."""
+    """Column of csv, parquet or hf with captions or, except csv, lists of them; default title or caption."""
     separator: str = field(default="\t", metadata=option("csv_separator"))
     """Character between the columns of csv:PATH; by default a tab, as in open_clip."""
     unit: str | None = field(default=None, metadata=option(None))
     """Column that names the privacy unit; None: it is one image with all its captions."""
     split: str | None = field(default=None, metadata=option("csv_split_key"))
-    """Column of csv or parquet that holds train or test; by default all rows are training rows."""
+    """Column of csv, parquet or hf that holds train or test; by default all rows are training rows."""
     label: str | None = field(default=None, metadata=option("csv_label_key"))
-    """Column of csv or parquet that holds the images' classes; for shards:PATH their kind of file: cls."""
+    """Column of csv, parquet or hf with the images' classes; for shards:PATH their kind of file: cls."""
     class_captions: str | None = field(default=None, metadata=option(None))
     """Caption template with {} for the class's name, for labelled images without captions."""
     skip_corrupt: bool = False

@@ -21,8 +21,8 @@ class ModelOptions:
       device: the device to compute on.
       max_image_pixels: maximum pixels of a stored image; larger images are rejected before decoding.
       csv_separator: character between the columns of a csv file.
-      csv_img_key: csv or parquet column with images; filepath or image by default.
-      csv_caption_key: csv or parquet column with captions; title or caption by default.
+      csv_img_key: csv, parquet or hf column with images; filepath or image by default.
+      csv_caption_key: csv, parquet or hf column with captions; title or caption by default.
     """
 
     model: Path

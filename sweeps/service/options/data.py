@@ -29,7 +29,7 @@ class DataOptions:
 
     dataset: str = "digits"
     """digits, fashion-mnist, cifar10, eurosat or shapes; or your own: folder:PATH, csv:, npz:, parquet:,
-    hf:, webdataset: or shards:."""
+    hf:, webdataset: or shards:. The last two and parquet: may be at s3://BUCKET/PATH."""
     data_is: Literal["auto", "public", "private"] = "auto"
     """Whether the training data are public; auto: built-in data sets are public, your own are private."""
     evaluate_on: str | None = None
@@ -52,7 +52,8 @@ class DataOptions:
     in_memory: bool | None = None
     """Decode your own images into memory; by default if they take at most a quarter of the free memory."""
     index_folder: Path | None = None
-    """Folder for the index of images that stay in their files; by default .dpgcl-index beside them."""
+    """Folder for the index of images that stay in their files; by default .dpgcl-index beside them, or
+    ~/.cache/dpgcl/indices if they are in a bucket."""
     test_fraction: float = 0.2
     """Share of public data without a test split that is held out for scoring, by record id. If
     --evaluate-on has no labels, all its records are scored."""

@@ -273,7 +273,7 @@ def _check_drop_overlap(options: DataOptions, num_records_public: int | None) ->
         raise ConfigError(
             "drop_overlap applies only to private training data beside public data; got "
             f"{options.drop_overlap} without {'public' if options.are_private else 'private'} data. Leave it "
-            "out, or set --evaluate-on"
+            f"out, or set --{'evaluate-on' if options.are_private else 'data-is private'}"
         )
     if num_records_public is None:
         raise ConfigError(

@@ -203,8 +203,16 @@ def test_damaged_files_are_refused_by_number_alone(damage: str, tmp_path: Path) 
 
 def test_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     pq.write_table(pa.table(columns()), tmp_path / "own.parquet")
-    with pytest.raises(DataError, match=r"hf:PATH must be a folder that dataset\.save_to_disk wrote"):
+    with pytest.raises(
+        DataError, match=r"hf:PATH must be a folder on this machine that dataset\.save_to_disk wrote.*'$"
+    ):
         load_dataset(f"hf:{tmp_path}")
+
+
+def test_file_of_something_else_is_refused(tmp_path: Path) -> None:
+    folder = save_dataset(tmp_path / "saved", columns())
+    with pytest.raises(DataError, match=r"or an \.arrow file; got '.*state\.json'"):
+        load_dataset(f"hf:{folder / 'state.json'}")
 
 
 def test_places_go_beyond_two_gigabytes() -> None:
