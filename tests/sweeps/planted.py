@@ -154,13 +154,14 @@ def _clock() -> itertools.cycle[float]:
 
 
 def _sum_at_first(workers: SingleWorker, values: Tensor) -> None:
-    """Replaces the six sums that loss, norms and counts are made of."""
-    if values.shape != (6,):
+    """Replaces the seven sums that loss, norms and counts are made of."""
+    if values.shape != (7,):
         return
     groups, records = METRICS["num_groups"], 1024.0
     norms, losses = METRICS["mean_group_grad_norm"] * groups, METRICS["train_loss"] * records
     sums = [norms, losses, METRICS["num_non_finite_groups"], METRICS["clip_fraction"] * groups]
-    values.copy_(torch.tensor([*sums, groups, records], dtype=values.dtype))
+    counts = [groups, records, METRICS["realised_batch_size"]]
+    values.copy_(torch.tensor([*sums, *counts], dtype=values.dtype))
 
 
 def _planted_snr(

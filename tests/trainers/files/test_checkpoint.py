@@ -175,7 +175,7 @@ def test_charge_is_never_below_the_steps_drawn(tmp_path: Path, monkeypatch: pyte
     drawn = []
     original = PrivateStep.draw
     monkeypatch.setattr(
-        PrivateStep, "draw", lambda self, step, count: drawn.append(step) or original(self, step, count)
+        PrivateStep, "draw", lambda self, step, *more: drawn.append(step) or original(self, step, *more)
     )
     for step in (0, 1, 3, 3, 4):
         _crashed(monkeypatch, tmp_path, step)
