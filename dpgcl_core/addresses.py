@@ -36,8 +36,22 @@ _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(?::\d{1,5})?"
 _HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")
 _USER = re.compile(r"[\w.-]+")
 _HARMLESS = frozenset(
-    ("host", "port", "user", "dbname", "uri", "driver", "mode", "charset", "sslmode", "application_name")
-).union(("timeout", "connect_timeout", "target_session_attrs"))
+    [
+        "application_name",
+        "charset",
+        "connect_timeout",
+        "dbname",
+        "driver",
+        "host",
+        "mode",
+        "port",
+        "sslmode",
+        "target_session_attrs",
+        "timeout",
+        "uri",
+        "user",
+    ]
+)
 _VALUE = re.compile(r"[\w./+-]*")
 _SCHEMA = re.compile(r"-c ?search_path=[\w,]+")
 # These names are shown, so that a reader sees which parameter was hidden. Any other name may be a secret.
@@ -98,7 +112,7 @@ def masked_text(text: str) -> str:
     def mask_bare(match: re.Match[str]) -> str:
         return match[0] if match[1].lower() in _OWN_FILES else f"{match[1]}:{HIDDEN}"
 
-    text = text.replace("s3:/", "s3://").replace("s3:///", "s3://")  # pathlib omits a slash
+    text = re.sub(r"s3:/(?!/)", "s3://", text)  # pathlib omits a slash
     text = _KEY_AND_VALUE.sub(lambda match: f"{match[1]}{match[2]}{HIDDEN}", text)
     # `_BARE` is also applied first: the second colon of `me:password:/@host` looks like the end of a scheme.
     return _BARE.sub(mask_bare, _IN_TEXT.sub(mask_address, _BARE.sub(mask_bare, text)))

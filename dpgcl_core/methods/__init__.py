@@ -18,8 +18,22 @@ from dpgcl_core.methods.record_methods import DP_CAP, DP_CLASSIFIER, DP_MAE
 from dpgcl_core.methods.without_privacy import BASE, NON_PRIVATE
 
 for _method in (  # in the order of tables and figures
-    *(DP_GCL, DP_CLIP, DP_SGD, GROUP_CLIP, LOGIT_DP, LOGIT_DP_SPREAD_OUT, SIGLIP_GROUPS, BYOL_GROUPS, DP_MAE),
-    *(DPCL_SIMCLR, DPCL_BARLOW, DPCL_SIMCLR_RIGOROUS, DPCL_BARLOW_RIGOROUS, DP_CAP, DP_CLASSIFIER),
-    *(NON_PRIVATE, BASE),
+    DP_GCL,
+    DP_CLIP,
+    DP_SGD,
+    GROUP_CLIP,
+    LOGIT_DP,
+    LOGIT_DP_SPREAD_OUT,
+    SIGLIP_GROUPS,
+    BYOL_GROUPS,
+    DP_MAE,
+    DPCL_SIMCLR,
+    DPCL_BARLOW,
+    DPCL_SIMCLR_RIGOROUS,
+    DPCL_BARLOW_RIGOROUS,
+    DP_CAP,
+    DP_CLASSIFIER,
+    NON_PRIVATE,
+    BASE,
 ):
     register_installed(_method)

@@ -407,15 +407,13 @@ class ScannedImages:
             check_one_size(Counter(zip(heights.tolist(), widths.tolist(), strict=True)))
         if self.decoded is not None:
             return stacked([self.decoded[row] for row in rows], channels)
-        digests = np.empty(len(heights), DIGESTS)
-        for name in DIGESTS.names or ():
-            digests[name] = _array(self.facts, name)[rows_or_all]
+        digests = self.facts.select(DIGESTS.names)
         return StoredImages(
             files=self.files,
             stamps=self.stamps,
             places=self.places[rows_or_all],
             channels=channels,
-            digests=digests,
+            digests=digests if isinstance(rows_or_all, slice) else digests.take(rows),
             height=int(heights[0]),
             width=int(widths[0]),
             image_size=self.request.image_size,

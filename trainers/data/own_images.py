@@ -299,7 +299,7 @@ def load_parquet(request: Request) -> LoadedData:
         labels, names = (_column(table, name, kind) for name in ("label", unit_column or "id"))
         label_name = "label" if names is None and labels is not None else None
         images = scan_parquet(request, files, "image", label_name)
-        ends = np.cumsum([num_rows(*files) for files in splits])
+        ends = np.cumsum([num_rows(*files) for files in splits[:-1]], dtype=np.int64)
 
     def part_of(rows: NDArray[np.int64]) -> _Part:
         part_labels, part_names = (None if column is None else column[rows] for column in (labels, names))
@@ -313,7 +313,9 @@ def load_parquet(request: Request) -> LoadedData:
         files = (base_folder(request.path) / str((images.paths or ())[row]) for row in rows)
         return dataclasses.replace(part, ids=content_ids((file.read_bytes() for file in files), part_labels))
 
-    loaded = _to_splits(list(map(part_of, np.split(np.arange(ends[-1]), ends[:-1]))), request.image_size)
+    loaded = _to_splits(
+        list(map(part_of, np.split(np.arange(len(images.image_of)), ends))), request.image_size
+    )
     return dataclasses.replace(loaded, reading_counts=loaded.reading_counts + images.scanned.reading_counts)
 
 

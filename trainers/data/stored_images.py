@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +24,10 @@ from dpgcl_core.object_store import RemoteFile, address_of, read_ranges
 from trainers.data.channels import with_channels
 from trainers.data.decoding import decode_image, in_threads, prepare_decoders, resize_images
 from trainers.data.faults import RecordsError
-from trainers.data.image_digests import image_digests
+from trainers.data.image_digests import DIGESTS, image_digests
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 PLACE = np.dtype([("file", np.uint32), ("offset", np.uint64), ("num_bytes", np.uint64)])
 """Where an image is stored: 20 bytes."""
@@ -63,7 +66,8 @@ class StoredImages:
       files: the path of every file, or its address in a bucket, as bytes.
       stamps: int64 `[num_files, 2]`, the `stamp_of` each file when indexed.
       places: `[num_images]` of type `PLACE`.
-      digests: `[num_images]`, the `image_digests`; None if they are not known.
+      digests: the columns of the `image_digests`, which stay in the index while all images are used; None if
+        they are not known.
       channels, height, width: shape of every image as returned.
       image_size: images are resized to this many pixels square, or None.
       max_pixels: largest allowed image as stored.
@@ -72,7 +76,7 @@ class StoredImages:
     files: Sequence[bytes] = field(repr=False)
     stamps: NDArray[np.int64]
     places: NDArray[np.void]
-    digests: NDArray[np.void] | None
+    digests: pa.Table | None
     channels: int
     height: int
     width: int
@@ -121,7 +125,7 @@ class StoredImages:
 
     def select(self, rows: NDArray[np.int64]) -> StoredImages:
         """Return the same store with only the images at `rows`, without reading any."""
-        digests = None if self.digests is None else self.digests[rows]
+        digests = None if self.digests is None else self.digests.take(rows)
         return dataclasses.replace(self, places=self.places[rows], digests=digests)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -285,7 +289,10 @@ def in_channels(images: Images, channels: int) -> Images:
 def digests_of(images: Images) -> NDArray[np.void]:
     """Return the `image_digests` of all images; they are read in parts unless their index has digests."""
     if isinstance(images, StoredImages) and images.digests is not None:
-        return images.digests
+        digests = np.empty(len(images.digests), DIGESTS)
+        for name in images.digests.column_names:
+            digests[name] = images.digests[name].to_numpy()
+        return digests
     return np.concatenate(list(map(image_digests, in_parts(images))))
 
 
