@@ -54,10 +54,17 @@ class RemoteFile:
     num_bytes: int
     version: int
 
+    def __str__(self) -> str:
+        return self.address
+
     @property
     def stamp(self) -> tuple[int, int]:
         """Size and version, by which a change is noticed."""
         return self.num_bytes, self.version
+
+
+DataFile = Path | RemoteFile
+"""A file of this machine, or an object in a bucket; its text is its path or address."""
 
 
 def address_of(path: Path | str) -> str | None:

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.object_store import ObjectReader, RemoteFile
+from dpgcl_core.object_store import DataFile, ObjectReader, RemoteFile
 from trainers.data.class_names import ClassNames, encodable
 from trainers.data.image_index import places_of
 from trainers.data.pairs import SPLITS
@@ -92,18 +92,14 @@ class ArrowFile:
         return {"offset": offsets, "num_bytes": sizes}
 
 
-TableFile = Path | RemoteFile
-"""A file of a table, on this machine or in a bucket."""
-
-
-def kind_of(file: TableFile) -> str:
+def kind_of(file: DataFile) -> str:
     """Return the kind of a table's file, as messages name it: Arrow or parquet."""
     is_arrow = isinstance(file, Path) and file.suffix in (".arrow", ".feather")
     return "Arrow" if is_arrow else "parquet"
 
 
 @contextmanager
-def open_table(file: TableFile) -> Iterator[ArrowFile | pq.ParquetFile]:
+def open_table(file: DataFile) -> Iterator[ArrowFile | pq.ParquetFile]:
     """Open a parquet file, or an Arrow file with the same interface."""
     import pyarrow.parquet as pq
 

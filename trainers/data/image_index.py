@@ -29,7 +29,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.object_store import RemoteFile, address_of
+from dpgcl_core.object_store import DataFile, address_of
 from trainers.data.columns import are_all, combined, raw_values
 from trainers.data.decoding import (
     CONVERSIONS,
@@ -137,7 +137,7 @@ class ImageScan:
     def part(
         self,
         name: str,
-        file: Path | RemoteFile,
+        file: DataFile,
         key: Sequence[Any],
         read: Callable[[], tuple[pa.Schema, Iterator[pa.RecordBatch]]],
     ) -> pa.Table:
@@ -231,7 +231,7 @@ class ImageScan:
         return self._scanned(facts, names, stamps, places)
 
     def parts(
-        self, tables: Sequence[pa.Table], files: Sequence[Path | RemoteFile], stamps: NDArray[np.int64]
+        self, tables: Sequence[pa.Table], files: Sequence[DataFile], stamps: NDArray[np.int64]
     ) -> ScannedImages:
         """Return the images of all parts; `files` hold the encoded images of each part.
 
@@ -247,7 +247,7 @@ class ImageScan:
         places["file"] = np.repeat(np.arange(len(files)), list(map(len, tables)))
         if not self.keeps_pixels:
             places["offset"], places["num_bytes"] = _array(facts, "offset"), _array(facts, "num_bytes")
-        names = [f.address if isinstance(f, RemoteFile) else os.path.abspath(f) for f in files]
+        names = [os.path.abspath(file) if isinstance(file, Path) else str(file) for file in files]
         return self._scanned(facts, list(map(os.fsencode, names)), stamps, places)
 
     def _scanned(
@@ -452,12 +452,7 @@ def file_column(names: Iterable[str]) -> pa.Array:
     return pa.array(map(encoded, names), pa.large_binary())
 
 
-def place_of_file(file: Path | RemoteFile) -> Path:
-    """Return a file's path, or the path that stands for its address."""
-    return Path(file.address) if isinstance(file, RemoteFile) else file
-
-
-def stamps_of(files: Iterable[Path | RemoteFile]) -> NDArray[np.int64]:
+def stamps_of(files: Iterable[DataFile]) -> NDArray[np.int64]:
     """Return the `stamp_of` files, `[num_files, 2]`."""
     return np.array([stamp_of(file) for file in files], dtype=np.int64).reshape(-1, 2)
 

@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError, DpgclError
-from dpgcl_core.object_store import address_of, find_objects, list_objects
+from dpgcl_core.object_store import DataFile, address_of, find_objects, list_objects
 from dpgcl_core.sampling.record_ids import digest_of_content
-from trainers.data.arrow_files import ArrowFile, TableFile, kind_of, open_table, saved_splits
+from trainers.data.arrow_files import ArrowFile, kind_of, open_table, saved_splits
 from trainers.data.columns import codes_of, text_column
 from trainers.data.decoding import content_digest, in_threads
 from trainers.data.faults import RecordsError
@@ -26,7 +26,6 @@ from trainers.data.image_index import (
     ImageScan,
     ScannedImages,
     file_column,
-    place_of_file,
     schema_of,
     stamps_of,
 )
@@ -69,7 +68,7 @@ def scan_files(request: Request, base: Path, keys: pa.Array, paths: Sequence[str
 
 
 def scan_parquet(
-    request: Request, files: Sequence[TableFile], column: str, label: str | None = None
+    request: Request, files: Sequence[DataFile], column: str, label: str | None = None
 ) -> RowImages:
     """Return the images in a column of parquet files.
 
@@ -107,7 +106,7 @@ def scan_parquet(
     if scan.keeps_pixels:
         content = {}
     schema = schema_of(digest=pa.binary(16), **content)
-    names = [os.path.relpath(place_of_file(file), base) for file in files]
+    names = [os.path.relpath(Path(str(file)), base) for file in files]
     tables = []
     for position, (name, file) in enumerate(zip(names, files, strict=True)):
         rows = partial(_read_images, file, column, label, base, scan, schema)
@@ -127,7 +126,7 @@ def scan_parquet(
     return RowImages(scanned, np.arange(len(scanned.facts)), digests=scanned.facts["digest"])
 
 
-def _paths_in(files: Sequence[TableFile], column: str, request: Request) -> list[str | None] | None:
+def _paths_in(files: Sequence[DataFile], column: str, request: Request) -> list[str | None] | None:
     """Return each row's path, None for a row without; None if some row holds bytes.
 
     Only the rows up to the first image are read if that image is bytes.
@@ -148,7 +147,7 @@ def _paths_in(files: Sequence[TableFile], column: str, request: Request) -> list
     return None
 
 
-def _values(files: Sequence[TableFile], column: str) -> Iterator[Any]:
+def _values(files: Sequence[DataFile], column: str) -> Iterator[Any]:
     """Yield the values of the images' column, as far as files can be read."""
     for file in files:
         with suppress(*parquet_read_errors()), open_table(file) as table:
@@ -156,14 +155,14 @@ def _values(files: Sequence[TableFile], column: str) -> Iterator[Any]:
                 yield from unpacked(batch.column(column))
 
 
-def _first_images(files: Sequence[TableFile], column: str, base: Path) -> Iterator[bytes | Path | None]:
+def _first_images(files: Sequence[DataFile], column: str, base: Path) -> Iterator[bytes | Path | None]:
     """Yield the first images."""
     for value in itertools.islice(_values(files, column), _FIRST_IMAGES):
         yield base / value if isinstance(value, str) else value
 
 
 def _read_images(
-    file: TableFile, column: str, label: str | None, base: Path, scan: ImageScan, schema: pa.Schema
+    file: DataFile, column: str, label: str | None, base: Path, scan: ImageScan, schema: pa.Schema
 ) -> Iterator[pa.RecordBatch]:
     """Yield the facts of the images in one file, and the images if the schema has a column for them."""
     import pyarrow as pa
@@ -239,7 +238,7 @@ def image_keys(paths: Sequence[str | None], base: Path) -> list[str]:
     return [key_of_path(path) if path else "" for path in paths]
 
 
-def table_splits(path: Path, scheme: str) -> list[list[TableFile]]:
+def table_splits(path: Path, scheme: str) -> list[list[DataFile]]:
     """Return the files of the training split and, for a saved data set that has one, of the test split.
 
     These are the path itself, all parquet files below it in order, or those of a Hugging Face data set.
@@ -249,7 +248,7 @@ def table_splits(path: Path, scheme: str) -> list[list[TableFile]]:
     """
     if scheme == "hf":
         return [list(files) for files in saved_splits(path)]
-    files: list[TableFile]
+    files: list[DataFile]
     if address := address_of(path):
         files = [file for file in list_objects(address) if file.address.endswith(".parquet")]
         files += [] if files else find_objects([address])
@@ -262,7 +261,7 @@ def table_splits(path: Path, scheme: str) -> list[list[TableFile]]:
     return [files]
 
 
-def num_rows(*files: TableFile) -> int:
+def num_rows(*files: DataFile) -> int:
     """Return the number of rows of files."""
     total = 0
     for file in files:
@@ -278,7 +277,7 @@ def parquet_read_errors() -> tuple[type[Exception], ...]:
     return (OSError, ValueError, NotImplementedError, KeyError, pa.ArrowException)
 
 
-def parquet_header(file: TableFile) -> list[str]:
+def parquet_header(file: DataFile) -> list[str]:
     """Return the names of a file's columns.
 
     Raises:
@@ -292,7 +291,7 @@ def parquet_header(file: TableFile) -> list[str]:
     return list(header)
 
 
-def read_parquet(files: Sequence[TableFile], columns: Collection[str]) -> pa.Table:
+def read_parquet(files: Sequence[DataFile], columns: Collection[str]) -> pa.Table:
     """Return the rows of all files in order, with the columns among `columns` that the files have.
 
     Raises:
@@ -326,7 +325,7 @@ def unpacked(column: pa.ChunkedArray) -> list[Any]:
     return [v.get("bytes") or v.get("path") if isinstance(v, dict) and parts & {*v} else v for v in values]
 
 
-def _refuse_unreadable(unreadable: list[int], files: Sequence[TableFile]) -> None:
+def _refuse_unreadable(unreadable: list[int], files: Sequence[DataFile]) -> None:
     if unreadable:
         raise RecordsError(
             f"{kind_of(files[0])} files must be readable; {len(unreadable)} of {len(files)} are not",

@@ -13,14 +13,13 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import DataError
-from dpgcl_core.object_store import RemoteFile, address_of, read_ranges
+from dpgcl_core.object_store import DataFile, RemoteFile, address_of, read_ranges
 from trainers.data.channels import with_channels
 from trainers.data.decoding import decode_image, in_threads, prepare_decoders, resize_images
 from trainers.data.faults import RecordsError
@@ -246,7 +245,7 @@ class ArrayImages:
         return dataclasses.replace(self, channels=channels)
 
 
-def stamp_of(file: Path | RemoteFile) -> tuple[int, int]:
+def stamp_of(file: DataFile) -> tuple[int, int]:
     """Return a file's size in bytes and modification time in nanoseconds; (-1, -1) if there is no file.
 
     Of an object in a bucket, the second number is a digest of its version.
@@ -308,7 +307,7 @@ def in_parts(images: Images) -> Iterator[NDArray[np.uint8]]:
 
 
 @contextmanager
-def unchanged(files: Sequence[Path | RemoteFile]) -> Iterator[None]:
+def unchanged(files: Sequence[DataFile]) -> Iterator[None]:
     """Refuse files that change while they are read, because rows and images could then be of two versions.
 
     Raises:

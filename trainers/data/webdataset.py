@@ -30,11 +30,11 @@ import numpy as np
 
 from dpgcl_core.errors import DataError
 from dpgcl_core.ledger.marks import expand_ranges
-from dpgcl_core.object_store import RemoteFile, address_of, download, find_objects, list_objects, read_ranges
+from dpgcl_core.object_store import DataFile, address_of, download, find_objects, list_objects, read_ranges
 from dpgcl_core.sampling.record_ids import digest_of_content
 from trainers.data.columns import combined
 from trainers.data.decoding import IMAGE_SUFFIXES
-from trainers.data.image_index import IMAGES_AT_ONCE, ImageScan, place_of_file, schema_of, stamps_of
+from trainers.data.image_index import IMAGES_AT_ONCE, ImageScan, schema_of, stamps_of
 from trainers.data.pairs import LoadedData, PairRows, assemble, caption_fault
 from trainers.data.request import Request
 from trainers.data.stored_images import stamp_of
@@ -64,7 +64,7 @@ def load_webdataset(request: Request) -> LoadedData:
       DataError: there are no shards, or one cannot be read as a whole.
     """
     files, options = _shards(request), request.pairs
-    names = list(map(place_of_file, files))
+    names = [Path(str(file)) for file in files]
     base, stamps = names[0].parent, stamps_of(files)
     scan = ImageScan(request, *_first_images(files), folder=base)
     key = ["shards", request.has_captions, options.unit, options.label]
@@ -87,7 +87,7 @@ def load_webdataset(request: Request) -> LoadedData:
     return assemble(rows, skip_corrupt=options.skip_corrupt)
 
 
-def _first_images(files: Sequence[Path | RemoteFile]) -> tuple[int, list[bytes]]:
+def _first_images(files: Sequence[DataFile]) -> tuple[int, list[bytes]]:
     """Return about the number of images in the shards, and the first images; a damaged shard is no error."""
     images, num_bytes = list[bytes](), 1
     for file in itertools.takewhile(lambda _: not images, files):
@@ -103,7 +103,7 @@ def _first_images(files: Sequence[Path | RemoteFile]) -> tuple[int, list[bytes]]
     return len(images) * sum(stamp_of(file)[0] for file in files) // num_bytes, images
 
 
-def _open_shard(file: Path | RemoteFile, num_bytes: int | None = None) -> IO[bytes]:
+def _open_shard(file: DataFile, num_bytes: int | None = None) -> IO[bytes]:
     """Return the shard, opened; of one in a bucket a copy, or only of its first bytes."""
     if isinstance(file, Path):
         return file.open("rb", buffering=0)
@@ -112,9 +112,9 @@ def _open_shard(file: Path | RemoteFile, num_bytes: int | None = None) -> IO[byt
     return io.BytesIO(read_ranges([(file, 0, num_bytes)])[0] or b"")
 
 
-def _shards(request: Request) -> list[Path | RemoteFile]:
+def _shards(request: Request) -> list[DataFile]:
     path, address = request.path, address_of(request.path)
-    files: list[Path | RemoteFile]
+    files: list[DataFile]
     if address is None:
         names = sorted(path.glob("*.tar")) if path.is_dir() else expand_ranges(path)
         files = [name for name in names if name.is_file()]
@@ -132,7 +132,7 @@ def _shards(request: Request) -> list[Path | RemoteFile]:
     return files
 
 
-def _read_shard(file: Path | RemoteFile, scan: ImageScan) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _read_shard(file: DataFile, scan: ImageScan) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """Return the columns of a shard's samples, with the number of left-out files, and its samples."""
     import pyarrow as pa
 
@@ -198,7 +198,7 @@ def _texts(files: list[_Member], read: Callable[[tuple[int, int]], bytes], reque
 
 
 def _members(
-    stream: IO[bytes], file: Path | RemoteFile, request: Request
+    stream: IO[bytes], file: DataFile, request: Request
 ) -> tuple[dict[str, list[_Member]], Counter[str]]:
     """Return the images and texts of each sample, and the number of files that are neither.
 
@@ -222,8 +222,7 @@ def _members(
     if not is_whole:
         raise DataError(
             f"{request.scheme}:PATH must be complete, readable, uncompressed tar shards; "
-            f"{file.address if isinstance(file, RemoteFile) else str(file)!r} is not, or it is truncated. "
-            "Download it again"
+            f"{str(file)!r} is not, or it is truncated. Download it again"
         )
     samples: dict[str, list[_Member]] = {}
     for stem, files in files_by_stem.items():
