@@ -30,7 +30,9 @@ HIDDEN = "***"
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(.*)", re.DOTALL)
 _DATABASES = frozenset(("postgresql", "postgres", "mysql", "mssql", "sqlite"))
 _FILES = frozenset(("sqlite", "file"))
-_OWN_FILES = frozenset(("npz", "parquet", "hf", "folder", "csv", "webdataset", "shards", "shapes"))
+_OWN_FILES = frozenset(
+    ("npz", "parquet", "hf", "folder", "csv", "webdataset", "shards", "shapes", "procedural")
+)
 """The prefixes of the path of a user's own data set (`trainers.data.loading`)."""
 _HOST = r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*)(?::\d{1,5})?"
 _HOSTS = re.compile(rf"{_HOST}(?:,{_HOST})*")

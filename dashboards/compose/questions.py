@@ -27,6 +27,7 @@ NETWORKS = (
     *("clip-nano", "clip-tiny", "clip-tiny-patch4", "clip-small"),
     *("ViT-B-32", "ViT-B-16", "ViT-L-14", "ViT-L-14-336"),
 )
+TUNING_STRATEGIES = ("none", "open", "sealed", "public", "scaling")
 _IMAGE_AUGMENTATIONS = ("none", "crop", "jitter", "blur")
 _TEXT_AUGMENTATIONS = ("none", "sentence swap", "word swap", "word delete")
 AUGMENTATIONS = (
@@ -113,6 +114,12 @@ _QUESTIONS = (
         text="Which k to divide B and σ by?",
         axis=_axis("tan_factor", "log2"),
         splits=("method", "num_augmentations", "group_size"),
+    ),
+    Question(
+        name="tuning",
+        text="How to tune within one total ε?",
+        axis=_axis("tuning", "categorical", TUNING_STRATEGIES),
+        splits=("target_epsilon",),
     ),
     Question(name="privacy-budget", text="Which ε?", axis=_axis("target_epsilon", "log")),
     Question(

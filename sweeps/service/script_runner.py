@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from dpgcl_core.errors import ConfigError
 from sweeps.service.options.sweep_command_line import parse_options
 from sweeps.service.options.sweep_options import SweepOptions, errors_in_flags
 
@@ -48,11 +49,13 @@ def run_question(
       policy: decides the sweep's trials; every point by default.
     """
     from dashboards.figures import draw  # imported late: these load pandas, torch and Ray
-    from sweeps.service.running.sweep import execute
+    from sweeps.service.running.strategies import run_with_strategy
     from sweeps.service.running.trial_policy import ALL_POINTS
 
     with errors_in_flags(type(options)):
-        return execute(question, options, points, partial(draw, question), policy=policy or ALL_POINTS).code
+        return run_with_strategy(
+            question, options, points, partial(draw, question), policy or ALL_POINTS
+        ).code
 
 
 def run_tuned_question(
@@ -63,5 +66,10 @@ def run_tuned_question(
     from sweeps.service.console.display import show_progress
     from sweeps.service.running.two_stage_policy import run_tuned_sweep
 
+    if options.tuning.strategy is not None:
+        raise ConfigError(
+            "--tuning finds one model, and this sweep compares tuned methods; got "
+            f"{options.tuning.strategy}. Leave it out, or use it with another sweep"
+        )
     with errors_in_flags(type(options)), show_progress(quiet=options.service.is_quiet):
         return run_tuned_sweep(question, options, candidates, grid, partial(draw, question))

@@ -95,6 +95,14 @@ _SOURCES = (
         captions="always",
         options=(),
     ),
+    DataSource(
+        name="procedural",
+        reader="trainers.data.procedural:load_procedural",
+        title="Procedural",
+        is_builtin=True,
+        image_shape=(3, 32, 32),
+        class_names=("dead leaves", "objects", "octaves", "stripes", "fractals"),
+    ),
     DataSource(name="npz", reader="trainers.data.own_images:load_npz", has_columns=True),
     DataSource(name="folder", reader="trainers.data.own_images:load_folder"),
     DataSource(

@@ -29,6 +29,7 @@ from trainers.data.decoding import MAX_IMAGE_PIXELS, PILLOW_MAX_PIXELS
 from trainers.data.pair_options import PairOptions
 from trainers.data.pair_tables import csv_has_captions, has_captions
 from trainers.data.pairs import ImageTextRecords, LoadedData
+from trainers.data.procedural import procedural_name
 from trainers.data.records import Records
 from trainers.data.request import Request
 from trainers.data.shapes import shapes_name
@@ -53,17 +54,19 @@ def check_dataset_name(name: str) -> None:
     Traceback (most recent call last):
     ...
     dpgcl_core.errors.ConfigError: unknown data set 'digit'; did you mean 'digits'? Valid: cifar10, \
-csv:PATH, digits, eurosat, fashion-mnist, folder:PATH, hf:PATH, npz:PATH, parquet:PATH, shapes, \
-shapes:NUM:SEED, shards:PATH, webdataset:PATH
+csv:PATH, digits, eurosat, fashion-mnist, folder:PATH, hf:PATH, npz:PATH, parquet:PATH, procedural, \
+procedural:NUM:CxHxW, shapes, shapes:NUM:SEED, shards:PATH, webdataset:PATH
     """
     source, path = source_of(name), name.partition(":")[2]
     if is_builtin_name(name):
         if source is DATA_SOURCES["shapes"]:
             shapes_name(name)
+        elif source is DATA_SOURCES["procedural"]:
+            procedural_name(name)
     elif source is None or source.is_builtin or not path:
         schemes = (f"{entry.name}:PATH" for entry in DATA_SOURCES.values() if not entry.is_builtin)
         shown = masked(name) if set("/@=") & set(name) else name
-        choices = [*BUILTIN_DATASETS, "shapes:NUM:SEED", *schemes]
+        choices = [*BUILTIN_DATASETS, "procedural:NUM:CxHxW", "shapes:NUM:SEED", *schemes]
         raise ConfigError(unknown_choice("data set", shown, choices))
     elif _REMOTE.match(path) and not (source.is_in_buckets and address_of(path)):
         in_buckets = ", ".join(entry.name for entry in DATA_SOURCES.values() if entry.is_in_buckets)
@@ -74,12 +77,12 @@ shapes:NUM:SEED, shards:PATH, webdataset:PATH
 
 
 def is_builtin_name(name: str) -> bool:
-    """Whether `name` is a public data set of `BUILTIN_DATASETS`, including `shapes` of any number and seed.
+    """Whether `name` is a public data set of `BUILTIN_DATASETS`, including generated ones of any number.
 
     >>> is_builtin_name("digits"), is_builtin_name("shapes:500:7"), is_builtin_name("csv:pairs.csv")
     (True, True, False)
     """
-    return name in BUILTIN_DATASETS or name.startswith("shapes:")
+    return name in BUILTIN_DATASETS or name.startswith(("shapes:", "procedural:"))
 
 
 def modality_of_name(name: str, pairs: PairOptions | None = None) -> Modality:
@@ -119,8 +122,9 @@ def load_dataset(
     """Return a data set; your own images are decoded into memory, or stay in their files and are indexed.
 
     Args:
-      name: one of `BUILTIN_DATASETS` or `shapes:NUM[:SEED[:common|short]]`; or your own: `npz:PATH`,
-        `folder:PATH` and `shards:PATH` of images, `webdataset:PATH` of images with captions, `csv:PATH`,
+      name: one of `BUILTIN_DATASETS`, `shapes:NUM[:SEED[:common|short]]` or
+        `procedural:NUM[:CHANNELSxHEIGHTxWIDTH]`; or your own: `npz:PATH`, `folder:PATH` and `shards:PATH` of
+        images, `webdataset:PATH` of images with captions, `csv:PATH`,
         `parquet:PATH` and `hf:PATH` of either: they hold captions if they have a caption column.
       image_size: resize every image to this many pixels square; None keeps the images' own size
         (EuroSAT, shapes: 32) and rejects data of several sizes.

@@ -20,6 +20,7 @@ networks learn from most of them:
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -27,6 +28,9 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.sampling.record_ids import Ids, keyed_uniform
+from trainers.data.pairs import LoadedData
+from trainers.data.records import Records
+from trainers.data.request import Request
 
 VERSION = 1
 """Version of the images; incremented whenever one of them changes."""
@@ -43,6 +47,10 @@ NUM_OCTAVES = 4
 NUM_MAPS = 4
 NUM_ORBITS, ORBIT_LENGTH, ORBIT_SKIPPED = 24, 40, 8
 
+MAX_NUM_IMAGES, NUM_TEST_IMAGES = 1_000_000, 2_000
+"""The largest data set, and the number of test images, whose indices follow."""
+_SEED = 1  # of data sets; the seed of public starts is the sweep's
+_NAME = re.compile(r"procedural(?::([0-9]{1,9})(?::([1-9]x[0-9]{1,4}x[0-9]{1,4}))?)?")
 _IMAGES_AT_ONCE = 64  # their planes fit into the second-level cache
 
 Plane = NDArray[np.float32]
@@ -79,11 +87,52 @@ def procedural_images(indices: Ids, image_shape: tuple[int, int, int], *, seed: 
     return images
 
 
+def kinds_of(indices: Ids, seed: int) -> NDArray[np.int64]:
+    """Return the kind of each image, int64 `[n]`, as an index in `KINDS`."""
+    bounds = np.cumsum([share for share, _ in KINDS.values()])
+    draws = keyed_uniform(indices, "procedural", VERSION, seed, "kind")
+    return np.searchsorted(bounds, draws, side="right")
+
+
+def procedural_name(name: str) -> tuple[int, tuple[int, int, int]]:
+    """Return the number of images in a name, and their (channels, height, width).
+
+    Raises:
+      ConfigError: `name` is not the name of a data set of procedural images.
+
+    >>> procedural_name("procedural"), procedural_name("procedural:500:1x28x28")
+    ((20000, (3, 32, 32)), (500, (1, 28, 28)))
+    """
+    match = _NAME.fullmatch(name)
+    if match is None or not 1 <= int(match[1] or 1) <= MAX_NUM_IMAGES:
+        raise ConfigError(
+            f"procedural:NUM:CxHxW must have 1 to {MAX_NUM_IMAGES} images, and may end in their channels, "
+            f"height and width, as in procedural:500:1x28x28; got {name!r}"
+        )
+    channels, height, width = (int(size) for size in (match[2] or "3x32x32").split("x"))
+    return int(match[1] or 20_000), (channels, height, width)
+
+
+def load_procedural(request: Request) -> LoadedData:
+    """Return procedural images with their kinds as labels."""
+    number, (channels, height, width) = procedural_name(request.name)
+    size = request.image_size
+    shape = (channels, height, width) if size is None else (channels, size, size)
+    return LoadedData(
+        train=_labelled(np.arange(number), shape),
+        test=_labelled(np.arange(NUM_TEST_IMAGES) + MAX_NUM_IMAGES, shape),
+    )
+
+
+def _labelled(indices: NDArray[np.int64], shape: tuple[int, int, int]) -> Records:
+    ids = indices.astype(np.uint64)
+    return Records(images=procedural_images(ids, shape, seed=_SEED), labels=kinds_of(ids, _SEED), ids=ids)
+
+
 def _some_images(indices: Ids, image_shape: tuple[int, int, int], seed: int) -> NDArray[np.uint8]:
     """Return the images at `indices`, each of a kind that is drawn by the shares in `KINDS`."""
     images = np.empty((len(indices), *image_shape), dtype=np.float32)
-    bounds = np.cumsum([share for share, _ in KINDS.values()])
-    kinds = np.searchsorted(bounds, keyed_uniform(indices, "procedural", VERSION, seed, "kind"), side="right")
+    kinds = kinds_of(indices, seed)
     for number, (name, (_, make)) in enumerate(KINDS.items()):
         rows = np.flatnonzero(kinds == number)
         if rows.size:

@@ -10,6 +10,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
+from dpgcl_core.accounting.tuning.modes import SEALED
 from dpgcl_core.command_line import in_flags
 from dpgcl_core.errors import ConfigError, DpgclError
 from dpgcl_core.noise.chacha20 import choose_randomness
@@ -17,6 +18,7 @@ from sweeps.service.options.data import DataOptions
 from sweeps.service.options.release_options import ReleaseOptions, check_release
 from sweeps.service.options.score_options import default_score
 from sweeps.service.options.service import LedgerOptions, ServiceOptions, StorageOptions
+from sweeps.service.options.tuning_options import TuningOptions
 from trainers.config.settings import TrainingOptions
 from trainers.config.tree import leaves, option, replace_options
 
@@ -87,6 +89,7 @@ class SweepOptions(TrainingOptions):
     data: DataOptions = field(default_factory=DataOptions)
     service: ServiceOptions = field(default_factory=ServiceOptions)
     release: ReleaseOptions = field(default_factory=ReleaseOptions)
+    tuning: TuningOptions = field(default_factory=TuningOptions)
     ledger: LedgerOptions = field(default_factory=LedgerOptions)
     storage: StorageOptions = field(default_factory=StorageOptions)
     overrides: frozenset[str] | None = field(default=None, metadata=option(None), compare=False, repr=False)
@@ -99,6 +102,8 @@ class SweepOptions(TrainingOptions):
         cls._tiny, cls._full = {**cls._tiny, **tiny}, {**cls._full, **full}
 
     def __post_init__(self) -> None:
+        if self.tuning.strategy == SEALED and self.release.is_open:
+            object.__setattr__(self, "release", dataclasses.replace(self.release, mode=SEALED))
         if self.release.select_by == "auto" and not self.release.is_open:
             score = default_score(self.data.modality, self.mechanism.method)
             object.__setattr__(self, "release", dataclasses.replace(self.release, select_by=score))

@@ -20,14 +20,14 @@ class EarlierSweep:
       sweep_id: its random id, which is part of the other sweep's fingerprint.
       trials: its trials.
       draws: upper bounds on the draws of each trial, by the trial's name.
-      grid: the settings that it chose from, in words.
+      choice: a sentence on how its results chose the settings.
     """
 
     sweep: str
     sweep_id: str
     trials: tuple[Trial, ...]
     draws: Mapping[str, ChargedSteps]
-    grid: str
+    choice: str
 
 
 @dataclass(frozen=True, kw_only=True)

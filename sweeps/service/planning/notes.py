@@ -24,6 +24,11 @@ _TAKEN_FROM_DATA = (
     "guarantee is then for adding or removing one record."
 )
 
+_TUNING_NOTES = {
+    "none": "Nothing was tuned: all of ε is the model's.",
+    "public": "The setting was chosen on public data, which costs no ε: all of ε is the model's.",
+}
+
 
 def plan_notes(
     inputs: PlanInputs, configs: Sequence[TrainingConfig]
@@ -53,10 +58,11 @@ def plan_notes(
     notes += dict.fromkeys(note for config in configs if (note := foreign_note(config)))
     if earlier is not None:
         notes.append(
-            f"Each row's setting is the best of the same grid ({earlier.grid}). The {len(earlier.trials)} "
-            f"trainings of the sweep {earlier.sweep} chose it; their cost is part of the cost of the whole "
-            "sweep."
+            f"{earlier.choice} The {len(earlier.trials)} trainings of the sweep {earlier.sweep} chose it; "
+            "their cost is part of the cost of the whole sweep."
         )
+    if options.tuning.strategy in _TUNING_NOTES:
+        notes.append(_TUNING_NOTES[options.tuning.strategy])
     return tuple(notes), frozenset([_TAKEN_FROM_DATA, *sampling, *units])
 
 

@@ -19,6 +19,7 @@ from dpgcl_core.accounting.filters import composed_event
 from dpgcl_core.accounting.tuning.cost import TrialClass, TuningCost
 from dpgcl_core.accounting.tuning.trial_release import cases_of
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.release.statement import rounded_up
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.release_options import ReleaseOptions
 from sweeps.service.options.score_options import visible_scores
@@ -228,11 +229,29 @@ def build_plan(inputs: PlanInputs) -> SweepPlan:
         advice=tuple(unread_note(unread_options(options.network, [trial.params for trial in trials]))),
         earlier=inputs.earlier,
     )
+    if plan.earlier is not None:
+        plan = dataclasses.replace(plan, notes=(*plan.notes, *_shares_of_cost(plan)))
     if not release.is_open:
         _check_sealed_plan(plan)
     elif source.are_private and plan.cost is not None and plan.cost.reason is not None:
         raise ConfigError(f"training on private data needs a known total cost: {plan.cost.reason}")
     return plan
+
+
+def _shares_of_cost(plan: SweepPlan) -> list[str]:
+    """Return a note with the ε of the earlier sweep alone and of these trials alone, if both have one."""
+    assert plan.earlier is not None
+    parts = [
+        cost_of(plan.release, plan.earlier.trials, plan.earlier.draws),
+        cost_of(plan.release, plan.trials),
+    ]
+    epsilons = [None if part is None else part.tuned_epsilon for part in parts]
+    if None in epsilons:
+        return []
+    tuning, final = (rounded_up(epsilon, 4) for epsilon in epsilons if epsilon is not None)
+    return [
+        f"Tuning alone costs ε = {tuning}, the final trainings alone ε = {final}; they compose to the total."
+    ]
 
 
 def _check_sealed_plan(plan: SweepPlan) -> None:

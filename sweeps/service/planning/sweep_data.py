@@ -288,6 +288,8 @@ def _same_source(first: str, second: str) -> bool:
     def source_key(name: str) -> Path | str | int:
         if name.startswith("shapes"):  # of one seed, a smaller set is part of a larger one,
             return shapes_name(name).seed  # and sets of both vocabularies share a few pairs
+        if name.startswith("procedural"):
+            return "procedural"
         path = data_path(name)
         return name if path is None else path.resolve()
 

@@ -21,6 +21,7 @@ from sweeps.service.planning.space import EPSILON, Between, SearchOptions, space
 from sweeps.service.planning.trials import Point
 from sweeps.service.running.conclude import Figure
 from sweeps.service.running.search_policy import OwnScore, SearchPolicy, read_suggestions
+from sweeps.service.running.strategies import run_with_strategy
 from sweeps.service.running.sweep import Outcome, execute
 
 if TYPE_CHECKING:
@@ -86,10 +87,10 @@ def run(
       DpgclError: data, storage, tracking server or ledger fail.
     """
     _check_open(options)
-    outcome = execute(question, options, points, figure)
+    outcome = run_with_strategy(question, options, points, figure)
     settings = {
         f"{point.label}-r{repeat}": (point.label, dict(point.changes))
-        for point in points
+        for point in outcome.points
         for repeat in range(options.service.repeats)
     }
     default = default_score(options.data.modality, options.mechanism.method)

@@ -39,6 +39,7 @@ class Outcome:
     Attributes:
       code: the exit code, see `execute`.
       plan: the sweep's plan.
+      points: the settings that it compared.
       folder: the folder of its results; None after a dry run.
       results: the results of its finished trials, by name; empty for a sealed sweep.
       statement: an open sweep's privacy statement; None if none was written, as after a dry run.
@@ -47,6 +48,7 @@ class Outcome:
 
     code: int
     plan: SweepPlan
+    points: Sequence[Point] = ()
     folder: SweepFolder | None = None
     results: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     statement: PrivacyStatement | None = None
@@ -90,7 +92,7 @@ def execute(
     with show_progress(quiet=options.service.is_quiet), context as sweep:
         plan, folder = sweep.plan, sweep.folder
         if options.service.dry_run:
-            return Outcome(code=0, plan=plan)
+            return Outcome(code=0, plan=plan, points=points)
         with sweep.hold_folder(), ThreadPoolExecutor(1) as executor:
 
             def open_tracker() -> Tracker:
@@ -107,6 +109,7 @@ def execute(
             return Outcome(
                 code=code,
                 plan=plan,
+                points=points,
                 folder=folder,
                 results=release.trials.results(),
                 statement=None if end is None else end.statement,

@@ -9,7 +9,8 @@ released, and the stated cost of the second covers both together.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,20 +22,21 @@ from sweeps.service.options.data import DataOptions
 from sweeps.service.options.score_options import default_score, scores_to_compare
 from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.inputs import EarlierSweep, PlanInputs
-from sweeps.service.planning.plan import SweepPlan
-from sweeps.service.planning.trials import Point, Trial
+from sweeps.service.planning.plan import SweepPlan, planned_trials
+from sweeps.service.planning.trials import Point, Trial, is_proven, trial_class
 from sweeps.service.privacy.sweep_statement import count_draws
 from sweeps.service.running.conclude import Figure
 from sweeps.service.running.prepare import sweep_prefix
 from sweeps.service.running.sweep import Outcome, execute
+from sweeps.service.running.total_epsilon import fixes_noise
 from sweeps.service.running.trial_policy import TrialPolicy
 from sweeps.service.storage.sweep_folder import named_folder, unused_name
 from sweeps.service.storage.sweep_lock import check_not_running
 from trainers.config.tree import replace_options
 from trainers.files.storage import storage_root
 
-_TUNING_SUFFIX = "-tuning"
-"""The end of the first sweep's name."""
+TUNING_SUFFIX, PROXY_SUFFIX = "-tuning", "-proxy"
+"""The ends of the names of sweeps that come first: on the same records, and on public data."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,11 +59,15 @@ class FirstOfTwo(TrialPolicy):
         """Return the trials of both sweeps."""
         return [*super().trials(inputs), *super().trials(self._second_inputs(inputs))]
 
+    def fixes_noise(self, inputs: PlanInputs) -> bool:
+        """Whether options or points set ε or the noise multiplier of the second sweep's trainings."""
+        return fixes_noise(inputs.options, self.points)
+
     def plan(self, inputs: PlanInputs) -> SweepPlan:
         """Return the first sweep's plan, with the second sweep's trials. Raises as in `build_plan`."""
         plan, after = super().plan(inputs), super().plan(self._second_inputs(inputs))
         note = (
-            f"A comparison of {len(after.trials)} more trials follows. Its privacy statement covers the "
+            f"A sweep of {len(after.trials)} more trials follows. Its privacy statement covers the "
             "trials of both sweeps; sign that statement."
         )
         later = () if inputs.options.storage.resume else after.trials
@@ -69,7 +75,7 @@ class FirstOfTwo(TrialPolicy):
 
     def resumed_name(self, name: str) -> str:
         """Return the name of the second sweep."""
-        return name.removesuffix(_TUNING_SUFFIX)
+        return name.removesuffix(TUNING_SUFFIX)
 
     def _second_inputs(self, inputs: PlanInputs) -> PlanInputs:
         """Return the inputs of the second sweep's plan, with the first sweep's mechanism options."""
@@ -77,6 +83,89 @@ class FirstOfTwo(TrialPolicy):
         return replace(
             inputs, question=self.question, options=second, points=self.points, notes=(), earlier=None
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecondOfTwo(TrialPolicy):
+    """The policy of the second sweep, whose (q, σ, T) were fixed before the first sweep began.
+
+    A composition of privacy loss distributions is a guarantee only if no result changes what a later step
+    costs (`dpgcl_core.accounting.filters`). The first sweep's results may choose everything else.
+
+    Attributes:
+      provisional: the points that were planned before the first sweep.
+    """
+
+    provisional: Sequence[Point]
+
+    def plan(self, inputs: PlanInputs) -> SweepPlan:
+        """Return the plan. Raises ConfigError if its charges differ from those of the provisional points."""
+        plan = super().plan(inputs)
+        planned = planned_trials(replace(inputs, points=self.provisional))
+        charges, planned_charges = (
+            Counter(trial_class(trial) for trial in trials if is_proven(trial))
+            for trials in (plan.trials, planned)
+        )
+        if charges != planned_charges:
+            raise ConfigError(
+                "results must not choose the sampling probability, noise or steps of a later training, or "
+                "the total ε would not hold; got settings that differ in them. Vary only options such as "
+                "the learning rate, C or the schedule"
+            )
+        return plan
+
+
+def run_two_sweeps(
+    question: str,
+    options: SweepOptions,
+    first_points: Sequence[Point],
+    first: FirstOfTwo,
+    choose: Callable[[Outcome], Sequence[Point]],
+    figure: Figure | None,
+    *,
+    choice: str,
+) -> Outcome:
+    """Run two sweeps on the same records, the second on points that the first one's results chose.
+
+    Args:
+      question: the name of the second sweep's question.
+      options: the user's options; `name` names the second sweep, and the first sweep's name adds `-tuning`.
+      first_points: the points of the first sweep.
+      first: the policy of the first sweep, with the provisional points of the second.
+      choose: returns the second sweep's points from the first sweep's outcome.
+      figure: draws the second sweep's figure, as in `execute`.
+      choice: a sentence for the statement on how the points were chosen.
+
+    Raises:
+      ConfigError: the chosen points are charged differently from the provisional ones.
+      DpgclError: as in `execute`.
+    """
+    name = options.storage.name
+    assert name is not None
+    first_options = with_name(replace_options(options, repeats=1), f"{name}{TUNING_SUFFIX}")
+    tuning = execute(
+        f"{question}-tuning", first_options, first_points, None, policy=first, repeat_options=options
+    )
+    if tuning.code or options.service.dry_run:
+        return tuning
+    second = with_name(replace_options(first.options, total_epsilon=None), name)
+    if (fit := tuning.plan.fit) is not None and fit.epsilon is not None:
+        second = replace_options(second, epsilon=fit.epsilon)
+    return execute(
+        question,
+        second,
+        choose(tuning),
+        figure,
+        earlier=_earlier_sweep(tuning, choice),
+        policy=SecondOfTwo(provisional=first.points),
+        repeat_options=options,
+    )
+
+
+def with_name(options: SweepOptions, name: str) -> SweepOptions:
+    """Return the options of a sweep with this name, which is resumed if it has begun and is to be resumed."""
+    has_begun = (named_folder(storage_root(options.storage.folder), name).path / "plan.json").is_file()
+    return replace_options(options, name=name, resume=options.storage.resume and has_begun)
 
 
 def run_tuned_sweep(
@@ -111,42 +200,34 @@ def run_tuned_sweep(
         )
     if options.data.are_private:
         candidates = [each for each in candidates if each.changes.get("epsilon") != math.inf]
-    name = _second_name(question, options)
+    options = replace_options(options, name=second_name(question, options))
     methods = [candidate.changes.get("method", options.mechanism.method) for candidate in candidates]
     settings = {
         candidate.label: _grid_points(candidate, grid if method_named(method).trains else grid[:1])
         for candidate, method in zip(candidates, methods, strict=True)
     }
-    first = replace_options(options, repeats=1, name=f"{name}{_TUNING_SUFFIX}")
     print_line(f"tuning: {len(grid)} settings for each of {len(candidates)} candidates")
-    second = replace_options(options, seed=options.service.seed + 1)
     provisional_points = [
         _final_point(candidate, settings[candidate.label][0], len(grid)) for candidate in candidates
     ]
-    tuning = execute(
-        f"{question}-tuning",
-        first,
+
+    def choose(tuning: Outcome) -> list[Point]:
+        scores = scores_to_compare(tuning.plan.data, methods)
+        return [
+            _best_point(settings[candidate.label], tuning, candidate, scores.get(method, ""))
+            for candidate, method in zip(candidates, methods, strict=True)
+        ]
+
+    second = replace_options(options, seed=options.service.seed + 1)
+    grid_text = "; ".join(", ".join(f"{name} = {value:g}" for name, value in each.items()) for each in grid)
+    return run_two_sweeps(
+        question,
+        options,
         [point for points in settings.values() for point in points],
-        None,
-        policy=FirstOfTwo(has_answer=False, question=question, options=second, points=provisional_points),
-        repeat_options=options,
-    )
-    if tuning.code or options.service.dry_run:
-        return tuning.code
-    scores = scores_to_compare(tuning.plan.data, methods)
-    best_points = [
-        _best_point(settings[candidate.label], tuning, candidate, scores.get(method, ""))
-        for candidate, method in zip(candidates, methods, strict=True)
-    ]
-    assert tuning.folder is not None
-    has_begun = (tuning.folder.path.parent / name / "plan.json").is_file()
-    second = replace_options(
-        second, name=name, resume=options.storage.resume and has_begun, total_epsilon=None
-    )
-    if (fit := tuning.plan.fit) is not None and fit.epsilon is not None:
-        second = replace_options(second, epsilon=fit.epsilon)
-    return execute(
-        question, second, best_points, figure, earlier=_earlier_sweep(tuning, grid), repeat_options=options
+        FirstOfTwo(has_answer=False, question=question, options=second, points=provisional_points),
+        choose,
+        figure,
+        choice=f"Each row's setting is the best of the same grid ({grid_text}).",
     ).code
 
 
@@ -179,11 +260,13 @@ def _methods_for(data: DataOptions) -> list[Method]:
     return fitting
 
 
-def _second_name(question: str, options: SweepOptions) -> str:
+def second_name(question: str, options: SweepOptions) -> str:
     """Return the second sweep's name: `--name`, or a new name. Raises StorageError if `--name` is taken."""
     storage, root = options.storage, storage_root(options.storage.folder)
     if storage.name is None:
-        return unused_name(root / "sweeps", sweep_prefix(question, options), ends=("", _TUNING_SUFFIX))
+        return unused_name(
+            root / "sweeps", sweep_prefix(question, options), ends=("", TUNING_SUFFIX, PROXY_SUFFIX)
+        )
     second = named_folder(root, storage.name)
     check_not_running(second)
     if not storage.resume and second.path.exists():
@@ -227,12 +310,12 @@ def _final_point(candidate: Point, setting: Point, num_tried: int) -> Point:
     return Point(label=candidate.label, changes=setting.changes, params=params)
 
 
-def _earlier_sweep(tuning: Outcome, grid: Sequence[Mapping[str, Any]]) -> EarlierSweep:
+def _earlier_sweep(tuning: Outcome, choice: str) -> EarlierSweep:
     assert tuning.folder is not None
     return EarlierSweep(
         sweep=tuning.folder.name,
         sweep_id=(tuning.folder.read_plan() or {})["sweep_id"],
         trials=tuning.plan.trials,
         draws=count_draws(tuning.plan, tuning.folder, tuning.results),
-        grid="; ".join(", ".join(f"{name} = {value:g}" for name, value in each.items()) for each in grid),
+        choice=choice,
     )

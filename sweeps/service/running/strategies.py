@@ -1,0 +1,453 @@
+"""The strategies of `--tuning`: find and train one model, so that everything together costs at most one ε.
+
+| strategy | first | then | what the total covers |
+|---|---|---|---|
+| none | – | one setting | that training |
+| open | – | every setting; the best is the model | all trainings |
+| sealed | – | a secret number of draws; the best is the model | the selection (`sealed_cost`) |
+| public | every setting, on public data | the best setting | that training |
+| scaling | every setting at small ε | the setting for the remaining ε | all trainings |
+
+Guarantee: the released trainings on the private records are (`total_epsilon`, δ)-differentially private under
+the neighbouring relation of their method. No strategy has accounting of its own. Each is a policy of the one
+driver, and `Limits` finds the largest ε of the model's training by the functions that state and charge a
+sweep.
+
+*Scaling*: all (q, σ, T) are fixed before the first training: those at small ε by these ε, and those of the
+final training by the rest of the total. Results choose only among candidates that are charged equally, which
+`SmallTrainings` checks before anything is trained, and `SecondOfTwo` before the final training. So the sweep
+is an adaptive composition of mechanisms whose privacy loss distributions are fixed. The line is fitted to
+scores on public records, or to noised scores, whose counts are part of each training's charge.
+
+*Public*: the proxy's trainings have the batch, steps and noise of the private one. They touch no private
+record; they depend on the private data only by N and the shape of images, which are public.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from dpgcl_core.accounting.tuning.modes import OPEN, SEALED
+from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.registry import method_named
+from sweeps.service.console.terminal import count, print_line, warn
+from sweeps.service.options.data import DataOptions
+from sweeps.service.options.score_options import scores_to_compare
+from sweeps.service.options.service import LedgerOptions
+from sweeps.service.options.sweep_options import SweepOptions
+from sweeps.service.options.tuning_options import TuningOptions
+from sweeps.service.planning.inputs import PlanInputs
+from sweeps.service.planning.plan import SweepPlan, planned_trials
+from sweeps.service.planning.scaling_rule import Scores, agrees_with, num_rates, scale_rate
+from sweeps.service.planning.trials import Point, trial_class
+from sweeps.service.running.conclude import Figure
+from sweeps.service.running.prepare import prepare_sweep
+from sweeps.service.running.search_policy import SearchPolicy
+from sweeps.service.running.sweep import Outcome, execute
+from sweeps.service.running.trial_policy import ALL_POINTS, TrialPolicy
+from sweeps.service.running.two_stage_policy import (
+    PROXY_SUFFIX,
+    FirstOfTwo,
+    run_two_sweeps,
+    second_name,
+    with_name,
+)
+from trainers.config.tree import replace_options
+from trainers.data.dataset import image_shape_of, modality_of
+
+_SMALL_SHARES = (1 / 20, 1 / 10)
+_PROXY_RECORDS = 5_000
+_CHARGED = ("epsilon", "noise_multiplier")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SmallTrainings(FirstOfTwo):
+    """The policy of the trainings at small ε; the second sweep is the final training.
+
+    Attributes:
+      candidates: the settings; any of them may be the final training's.
+    """
+
+    candidates: Sequence[Point]
+
+    def plan(self, inputs: PlanInputs) -> SweepPlan:
+        """Return the plan. Raises ConfigError if candidates are charged differently at one ε."""
+        at_one_epsilon = replace(inputs, options=replace_options(inputs.options, epsilon=1.0))
+        trials = planned_trials(replace(at_one_epsilon, points=self.candidates))
+        if len({trial_class(trial) for trial in trials}) > 1:
+            raise ConfigError(
+                "the candidates of --tuning scaling must have one sampling probability and number of steps, "
+                "because results choose among them; got candidates that differ. Vary the learning rate, C "
+                "or S, not B or T"
+            )
+        return super().plan(inputs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnProxy(TrialPolicy):
+    """The policy of a sweep on public data that stands in for the private records.
+
+    Attributes:
+      private: the plan of the sweep on the private records.
+    """
+
+    private: SweepPlan
+
+    def plan(self, inputs: PlanInputs) -> SweepPlan:
+        """Return the plan. Raises ConfigError if the proxy's records have another kind or shape."""
+        shapes = [(modality_of(d.train), image_shape_of(d.train)) for d in (self.private.data, inputs.data)]
+        if shapes[0] != shapes[1]:
+            (own_kind, own_shape), (kind, shape) = shapes
+            raise ConfigError(
+                f"the proxy must have {own_kind} records with images of shape {own_shape}, as the training "
+                f"data have; got {kind} records of shape {shape} in {inputs.options.data.dataset}. Set "
+                "--proxy or --image-size"
+            )
+        return super().plan(inputs)
+
+    def resumed_name(self, name: str) -> str:
+        """Return the name of the sweep on the private records."""
+        return name.removesuffix(PROXY_SUFFIX)
+
+
+def run_with_strategy(
+    question: str,
+    options: SweepOptions,
+    points: Sequence[Point],
+    figure: Figure | None,
+    policy: TrialPolicy = ALL_POINTS,
+) -> Outcome:
+    """Run a sweep; with `--tuning`, find and train one model within `--total-epsilon`.
+
+    Args:
+      question, options, points, figure, policy: as for `execute`.
+
+    Returns:
+      The outcome of the sweep that trained the model, or of an earlier one that did not finish.
+
+    Raises:
+      ConfigError: options or points do not allow the strategy.
+      DpgclError: as in `execute`.
+    """
+    strategy = options.tuning.strategy
+    if strategy is None:
+        return execute(question, options, points, figure, policy=policy)
+    options, points = check_strategy(options, points, policy)
+    if strategy == "public":
+        return _tune_on_proxy(question, options, points, figure)
+    if strategy == "scaling":
+        return _tune_at_small_epsilons(question, options, points, figure)
+    return execute(question, options, points, figure, policy=policy)
+
+
+def check_strategy(
+    options: SweepOptions, points: Sequence[Point], policy: TrialPolicy = ALL_POINTS
+) -> tuple[SweepOptions, list[Point]]:
+    """Return the strategy's options and candidates: each point with each learning rate.
+
+    Points without noise are left out.
+
+    Raises:
+      ConfigError: options or points do not allow the strategy.
+    """
+    strategy, total = options.tuning.strategy, options.service.total_epsilon
+    assert strategy is not None
+    if total is None:
+        raise ConfigError(f"--tuning {strategy} divides one ε; also set --total-epsilon")
+    if isinstance(policy, SearchPolicy) and strategy != "open":
+        raise ConfigError(
+            f"a search learns from every trial, so its --tuning must be open; got {strategy}. Use a sweep "
+            "with points, such as sweeps/group_size.py"
+        )
+    if options.release.mode != (SEALED if strategy == SEALED else OPEN):
+        raise ConfigError(f"--tuning decides what is released; got --release {options.release.mode}, too")
+    repeats_set = options.overrides is not None and "repeats" in options.overrides
+    if repeats_set and options.service.repeats > 1 and strategy != "public":
+        raise ConfigError(
+            f"--tuning {strategy} trains each setting once; got --repeats {options.service.repeats}. Leave "
+            "it out"
+        )
+    points = [point for point in points if point.changes.get("epsilon") != math.inf]
+    setters = [name for name in _CHARGED if getattr(options.mechanism, name) is not None]
+    setters += [name for point in points for name in _CHARGED if point.changes.get(name) is not None]
+    if setters:
+        raise ConfigError(
+            f"--total-epsilon and --tuning decide the noise; got {setters[0]}, too. Leave it out, or sweep "
+            "another axis"
+        )
+    methods = dict.fromkeys(p.changes.get("method", options.mechanism.method) for p in points)
+    unproven = [name for name in methods if method_named(name).label != "proven"]
+    if unproven:
+        raise ConfigError(f"--tuning needs methods with a proven guarantee; got {', '.join(unproven)}")
+    candidates = _with_rates(points, options)
+    if strategy == "none" and len(candidates) > 1:
+        raise ConfigError(
+            f"--tuning none trains one setting; got {len(candidates)}. Set one value on each axis, or use "
+            "another strategy"
+        )
+    if strategy == "scaling" and num_rates(candidates) < 2:
+        raise ConfigError("--tuning scaling needs at least two --learning-rates to choose among")
+    return options if strategy == "public" else replace_options(options, repeats=1), candidates
+
+
+def _with_rates(points: Sequence[Point], options: SweepOptions) -> list[Point]:
+    """Return each point with each learning rate; a point that sets its rate stays one point."""
+    rates = dict.fromkeys(options.tuning.learning_rates)
+    if not rates:
+        default = {"learning_rate": options.optimizer.learning_rate}
+        return [replace(point, changes={**default, **point.changes}) for point in points]
+    candidates = []
+    for point in points:
+        for rate in [point.changes["learning_rate"]] if "learning_rate" in point.changes else rates:
+            label = point.label if "learning_rate" in point.changes else f"{point.label}-lr{rate:g}"
+            changes = {**point.changes, "learning_rate": rate}
+            candidates.append(replace(point, label=label, changes=changes))
+    return candidates
+
+
+def scaling_stages(
+    question: str, options: SweepOptions, candidates: Sequence[Point]
+) -> tuple[list[Point], SmallTrainings]:
+    """Return the points at small ε, and the policy that plans them with the final training."""
+    total = options.service.total_epsilon
+    assert total is not None
+    epsilons = options.tuning.small_epsilons or tuple(float(f"{share * total:g}") for share in _SMALL_SHARES)
+    small = [at_epsilon(point, epsilon) for epsilon in epsilons for point in candidates]
+    final = replace_options(options, seed=options.service.seed + 1)
+    policy = SmallTrainings(
+        has_answer=False, question=question, options=final, points=candidates[:1], candidates=candidates
+    )
+    return small, policy
+
+
+def at_epsilon(point: Point, epsilon: float) -> Point:
+    return replace(
+        point, label=f"{point.label}-eps{epsilon:g}", changes={**point.changes, "epsilon": epsilon}
+    )
+
+
+def _tune_at_small_epsilons(
+    question: str, options: SweepOptions, candidates: Sequence[Point], figure: Figure | None
+) -> Outcome:
+    """Train every candidate at small ε, and the candidate of the scaling rule with the rest of the total."""
+    _check_scored(options)
+    options = replace_options(options, name=second_name(question, options))
+    small, policy = scaling_stages(question, options, candidates)
+    if options.tuning.proxy is not None:
+        checked = _check_rule_on_proxy(question, options, candidates, small, policy)
+        if checked.code:
+            return checked
+
+    def choose(tuning: Outcome) -> list[Point]:
+        fit = tuning.plan.fit
+        assert fit is not None
+        assert fit.epsilon is not None
+        scores = _scores_of(tuning, candidates, small)
+        choice = scale_rate(candidates, scores, fit.epsilon)
+        line = ", ".join(f"{rate:g} at ε = {epsilon:g}" for epsilon, rate in choice.best_rates.items())
+        print_line(
+            f"scaling: the best learning rate is {line}; {choice.rate:.3g} at ε = {fit.epsilon:g}, and the "
+            f"nearest candidate is {choice.point.label}"
+        )
+        if not choice.holds:
+            warn("warning: the best learning rate falls as ε rises, which the scaling rule does not expect")
+        return [choice.point]
+
+    return run_two_sweeps(
+        question,
+        options,
+        small,
+        policy,
+        choose,
+        figure,
+        choice="The learning rate is extrapolated from the best rates at small ε.",
+    )
+
+
+def _check_scored(options: SweepOptions) -> None:
+    has_public_scores = not options.data.are_private or options.data.evaluate_on is not None
+    if not has_public_scores and not options.evaluation.score_on_held_out:
+        raise ConfigError(
+            f"--tuning {options.tuning.strategy} chooses by scores. Set --evaluate-on to a public data set, "
+            "or --score-on-held-out and --score-noise-multiplier"
+        )
+
+
+def _scores_of(tuning: Outcome, candidates: Sequence[Point], small: Sequence[Point]) -> Scores:
+    """Return the releasable score of each training at small ε, by candidate and ε."""
+    name = score_name(tuning, candidates)
+    values = {}
+    for number, point in enumerate(small):
+        result = tuning.results.get(f"{point.label}-r0")
+        value = math.nan if result is None else result["metrics"].get(name, math.nan)
+        values[candidates[number % len(candidates)].label, point.changes["epsilon"]] = value
+    return values
+
+
+def score_name(tuning: Outcome, candidates: Sequence[Point]) -> str:
+    """Return the score that all candidates have: on public records, or noised."""
+    plan = tuning.plan
+    methods = [trial.config.mechanism.method for trial in plan.trials]
+    names = set(scores_to_compare(plan.data, methods).values())
+    if len(names) != 1:
+        raise ConfigError(
+            f"the candidates need one score to compare them by; got {', '.join(sorted(names)) or 'none'}. "
+            "Set --evaluate-on, or compare methods with the same scores"
+        )
+    return names.pop()
+
+
+def preview(
+    question: str, options: SweepOptions, points: Sequence[Point], policy: TrialPolicy
+) -> tuple[SweepPlan, PlanInputs]:
+    """Plan, check and print a sweep on the private records that starts later; return plan and inputs."""
+    with prepare_sweep(question, options, points, policy, earlier=None, repeat_options=None) as sweep:
+        inputs = PlanInputs(
+            question=question,
+            options=options,
+            points=points,
+            data=sweep.plan.data,
+            calibration_folder=sweep.calibrations.folder,
+        )
+        return sweep.plan, inputs
+
+
+def _tune_on_proxy(
+    question: str, options: SweepOptions, candidates: Sequence[Point], figure: Figure | None
+) -> Outcome:
+    """Train every candidate on the proxy, and the best one on the private records with the whole total."""
+    options = replace_options(options, name=second_name(question, options))
+    assert options.storage.name is not None
+    final = with_name(replace_options(options, repeats=1), options.storage.name)
+    plan, inputs = preview(question, final, candidates[:1], ALL_POINTS)
+    assert plan.fit is not None
+    at_total = replace_options(final, epsilon=plan.fit.epsilon, total_epsilon=None)
+    tuning = run_on_proxy(
+        question, options, plan, replace(inputs, options=at_total), candidates, options.tuning.proxy
+    )
+    if tuning.code or options.service.dry_run:
+        return tuning
+    name, repeats = score_name(tuning, candidates), options.service.repeats
+
+    def mean_score(point: Point) -> float:
+        results = (tuning.results.get(f"{point.label}-r{repeat}") for repeat in range(repeats))
+        values = [
+            -math.inf if result is None else result["metrics"].get(name, -math.inf) for result in results
+        ]
+        return sum(values) / repeats if all(map(math.isfinite, values)) else -math.inf
+
+    best = max(candidates, key=mean_score)
+    print_line(f"tuned on {tuning.plan.source.dataset}, which is public: {best.label} is the best")
+    return execute(question, final, [best], figure, repeat_options=options)
+
+
+def _check_rule_on_proxy(
+    question: str,
+    options: SweepOptions,
+    candidates: Sequence[Point],
+    small: Sequence[Point],
+    policy: SmallTrainings,
+) -> Outcome:
+    """Try the scaling rule on public data, where the best candidate at the final ε can be seen.
+
+    Raises:
+      ConfigError: the rule misses the best learning rate by more than one candidate.
+    """
+    plan, inputs = preview(f"{question}-tuning", options, small, policy)
+    assert plan.fit is not None
+    epsilon = plan.fit.epsilon
+    assert epsilon is not None
+    final = [at_epsilon(point, epsilon) for point in candidates]
+    tuning = run_on_proxy(
+        question, replace_options(options, repeats=1), plan, inputs, [*small, *final], options.tuning.proxy
+    )
+    if tuning.code or options.service.dry_run:
+        return tuning
+    scores = _scores_of(tuning, candidates, [*small, *final])
+    earlier = {key: value for key, value in scores.items() if key[1] != epsilon}
+    choice = scale_rate(candidates, earlier, epsilon)
+    best = max(candidates, key=lambda point: scores[point.label, epsilon])
+    if not agrees_with(choice, candidates, best):
+        raise ConfigError(
+            f"on {tuning.plan.source.dataset} the scaling rule fails: at ε = {epsilon:g} it takes "
+            f"{choice.point.label}, and the best is {best.label}. Use another --tuning, or a proxy that is "
+            "more like the training data"
+        )
+    print_line(f"the scaling rule holds on {tuning.plan.source.dataset}: {choice.point.label}, {best.label}")
+    return tuning
+
+
+def run_on_proxy(
+    question: str,
+    options: SweepOptions,
+    plan: SweepPlan,
+    inputs: PlanInputs,
+    points: Sequence[Point],
+    proxy: str | None,
+) -> Outcome:
+    """Train points on the proxy, with the batch, steps and noise that they have on the private records.
+
+    Args:
+      question: the name of the sweep's question.
+      options: the user's options, with the sweep's name.
+      plan: the plan of the sweep on the private records.
+      inputs: its inputs, with the ε of points that set none.
+      points: the points.
+      proxy: the proxy's name; None for generated data.
+    """
+    trials = planned_trials(
+        replace(inputs, points=points, options=replace_options(inputs.options, repeats=1))
+    )
+    noisy_points = [
+        replace(
+            point,
+            changes={
+                **{name: value for name, value in point.changes.items() if name != "epsilon"},
+                "noise_multiplier": trial.config.mechanism.noise_multiplier,
+            },
+        )
+        for point, trial in zip(points, trials, strict=True)
+    ]
+    mechanism, data = trials[0].config.mechanism, options.data
+    evaluation = replace(
+        options.evaluation, score_on_held_out=0.0, score_noise_multiplier=None, snr_noise_multiplier=None
+    )
+    proxy_options = replace(
+        with_name(options, f"{options.storage.name}{PROXY_SUFFIX}"),
+        data=DataOptions(
+            dataset=proxy or default_proxy(plan),
+            data_is="public",
+            evaluate_on=data.evaluate_on,
+            image_size=data.image_size,
+        ),
+        evaluation=evaluation,
+        ledger=LedgerOptions(),
+        tuning=TuningOptions(),
+    )
+    values: dict[str, Any] = {
+        "num_records_public": None,
+        "sampling_prob": None,
+        "expected_batch_size": mechanism.expected_batch_size,
+        "total_epsilon": None,
+    }
+    print_line(f"{count(len(points), 'setting')} on public data, {proxy_options.data.dataset}:")
+    return execute(
+        f"{question}-proxy",
+        replace_options(proxy_options, **values),
+        noisy_points,
+        None,
+        policy=OnProxy(has_answer=False, private=plan),
+        repeat_options=options,
+    )
+
+
+def default_proxy(plan: SweepPlan) -> str:
+    """Return the name of generated data with the kind and shape of a plan's records."""
+    number = max(_PROXY_RECORDS, round(4 * plan.trials[0].config.mechanism.expected_batch_size))
+    if modality_of(plan.data.train) == "image-text":
+        return f"shapes:{number}"
+    channels, height, width = image_shape_of(plan.data.train)
+    return f"procedural:{number}:{channels}x{height}x{width}"
