@@ -59,6 +59,7 @@ class Options:
     """The options of the command line: which rows to make, where and for how long."""
 
     only: Sequence[str] = ()
+    dataset: str = "fashion-mnist"
     output: Path = Path("results/gpu")
     device: str = "cuda"
     tiny: bool = False

@@ -5,15 +5,17 @@
     python -m benchmarks.gpu --only trainings --limit-minutes 9         # one slice; the next call resumes
     python -m benchmarks.gpu --only "steps: resnet18, bfloat16"         # only rows with this name
     python -m benchmarks.gpu --device cpu --tiny               # try all slices on a CPU
-    python -m benchmarks.gpu --table results/gpu               # print the rows as Markdown
+    python -m benchmarks.gpu --table results/gpu               # print checks and steps as Markdown
 
 The machine needs a copy of this source tree, torch with CUDA, and numpy. With scipy, trainings are also
 scored by a linear probe. Ray, MLflow and dp-accounting are not needed there: σ and ε of the trainings are in
 `benchmarks/results/gpu/calibration.json`, which `--calibrate` writes. See docs/performance.md.
+`benchmarks/papers.py` shows the trainings beside published numbers.
 
 Slices: *checks* compares passes, kernels, noise and resumes with the CPU (the tests marked `gpu`). *steps*
-compares the private step with the ordinary step. *trainings* runs the paper's Fashion-MNIST setting. Each row
-is saved before the next one starts. A training that runs out of time resumes from its checkpoint.
+compares the private step with the ordinary step. *trainings* runs the DP-GCL paper's image setting, on
+Fashion-MNIST or `--dataset cifar10`. Each row is saved before the next one starts. A training that runs out
+of time resumes from its checkpoint.
 """
 
 from __future__ import annotations
@@ -24,7 +26,6 @@ import gc
 import hashlib
 import json
 import math
-import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -37,7 +38,7 @@ import torch
 
 from benchmarks import harness
 from benchmarks.gpu import Options, is_absent
-from benchmarks.gpu.trainings import calibrate, trainings
+from benchmarks.gpu.trainings import NUM_RECORDS, calibrate, trainings
 from benchmarks.harness import ROOT, Row, markdown_table, print_line, ratio_text, side_text, with_spread
 from benchmarks.steps import OURS, ImageTask, PairTask, Step, Task, build_step
 from dpgcl_core.clipping.full_precision import full_precision
@@ -171,7 +172,7 @@ def require_same_device(folder: Path, facts: Row) -> None:
     others = {row["device_name"] for row in read_rows(folder).values()} - {facts["device_name"]}
     if others:
         raise ConfigError(
-            f"--output must hold rows of one device; {folder} has rows of {', '.join(sorted(others))}, and "
+            f"a folder must hold rows of one device; {folder} has rows of {', '.join(sorted(others))}, and "
             f"this is {facts['device_name']}. Use another folder"
         )
 
@@ -287,9 +288,8 @@ def all_works(options: Options) -> list[Work]:
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """Return checks, steps, trainings and failures as Markdown tables."""
+    """Return checks, steps and failures as Markdown tables; `benchmarks/papers.py` shows trainings."""
     found = [row for row in rows if "found" in row]
-    of_trainings = [row["found"] for row in found if "candidate" in row["found"]]
     of_steps = [row["found"] for row in found if "sides" in row["found"]]
     others = [row for row in found if not {"candidate", "sides"} & row["found"].keys()]
     parts = []
@@ -305,10 +305,6 @@ def tables(rows: Sequence[Row]) -> str:
     if of_steps:
         columns = ["network", "precision", "B", "S", "private", "other side", "", "time", "memory"]
         parts.append(markdown_table(columns, [line for each in of_steps for line in _step_lines(each)]))
-    if of_trainings:
-        names = dict.fromkeys(each["candidate"] for each in of_trainings)
-        columns = ["", "seeds", "k-NN (%)", "linear probe (%)"]
-        parts.append(markdown_table(columns, [_training_line(name, of_trainings) for name in names]))
     parts += [f"- {row['name']}: failed, {row['failed']}" for row in rows if "failed" in row]
     return "\n\n".join(parts)
 
@@ -323,28 +319,6 @@ def _step_lines(row: Row) -> Iterator[list[object]]:
             with_spread(ratio["time"], ratio["time_range"]),
             ratio_text(ratio["memory"]),
         ]
-
-
-def _training_line(name: str, rows: Sequence[Row]) -> list[object]:
-    metrics = [row["metrics"] for row in rows if row["candidate"] == name]
-    scores = ("knn_accuracy", "linear_probe_accuracy")
-    return [
-        name,
-        len(metrics),
-        *(mean_text([100 * row[score] for row in metrics if score in row]) for score in scores),
-    ]
-
-
-def mean_text(values: Sequence[float]) -> str:
-    """Return mean and standard error.
-
-    >>> mean_text([50, 70]), mean_text([50]), mean_text([])
-    ('60.0 ± 10.0', '50.0', '–')
-    """
-    if not values:
-        return "–"
-    error = f" ± {statistics.stdev(values) / math.sqrt(len(values)):.1f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.1f}{error}"
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -363,6 +337,7 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument(
         "--output", type=Path, default=Options.output, help="folder for the rows of one device"
     )
+    parser.add_argument("--dataset", choices=NUM_RECORDS, default=Options.dataset, help="data of trainings")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu needs --tiny")
     parser.add_argument("--tiny", action="store_true", help="smallest sizes, to try everything out")
     parser.add_argument("--again", dest="should_retry", action="store_true", help="make failed rows again")

@@ -1,4 +1,4 @@
-"""Trainings in the paper's Fashion-MNIST setting on a GPU; each resumes from its checkpoint."""
+"""Trainings in the DP-GCL paper's image setting on a GPU; each resumes from its checkpoint."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -36,53 +36,100 @@ from trainers.training.resolve import training_config
 from trainers.training.warm_start import read_warm_start
 
 CALIBRATION = RESULTS / "gpu" / "calibration.json"
-NUM_RECORDS = 60_000
+FASHION_MNIST = "fashion-mnist"
+NUM_RECORDS = {FASHION_MNIST: 60_000, "cifar10": 50_000}
+"""Training images of each data set."""
 SEEDS = (10, 11, 12)
 _START_STEPS = 300
+_CHANGES = ("sampling", "num_augmentations", "l2_clip_norm")
+_SYMBOLS = {"epsilon": "ε", "noise_multiplier": "σ", "num_augmentations": "N_a", "l2_clip_norm": "C"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """One training of the comparison, without its seed.
+    """One training in the paper's setting, without its seed.
 
     Attributes:
       method: name of the method.
-      epsilon: the target ε; None for a method without a guarantee.
+      dataset: name of the built-in data set.
+      epsilon: the target ε; None for a fixed σ, and for a method without a guarantee.
+      noise_multiplier: σ, if there is no target ε.
       sampling: "groups" or "records"; None for a method without this choice.
+      num_augmentations: N_a; None for the paper's.
+      l2_clip_norm: C; None for the paper's.
       has_start: whether it starts from public weights, trained on procedural images, not from random weights.
     """
 
     method: str
+    dataset: str = FASHION_MNIST
     epsilon: float | None = None
+    noise_multiplier: float | None = None
     sampling: str | None = None
+    num_augmentations: int | None = None
+    l2_clip_norm: float | None = None
     has_start: bool = False
 
     @property
+    def is_private(self) -> bool:
+        """Whether it adds noise."""
+        return self.epsilon is not None or self.noise_multiplier is not None
+
+    @property
     def mechanism(self) -> str:
-        """The settings that determine σ, in words."""
-        target = None if self.epsilon is None else f"ε = {self.epsilon:g}"
-        return ", ".join(filter(None, [self.method, self.sampling, target]))
+        """The settings that determine σ and ε, in words."""
+        dataset = "" if self.dataset == FASHION_MNIST else self.dataset
+        words = [dataset, self.method, self.sampling, *self._numbers("epsilon", "noise_multiplier")]
+        return ", ".join(filter(None, words))
 
     def __str__(self) -> str:
-        return f"{self.mechanism}, {'public start' if self.has_start else 'random weights'}"
+        start = "public start" if self.has_start else "random weights"
+        return ", ".join([self.mechanism, *self._numbers("num_augmentations", "l2_clip_norm"), start])
+
+    def _numbers(self, *names: str) -> list[str]:
+        numbers = {_SYMBOLS[name]: getattr(self, name) for name in names}
+        return [f"{symbol} = {number:g}" for symbol, number in numbers.items() if number is not None]
 
 
-def candidates() -> list[Candidate]:
-    """Return DP-GCL with both samplings, DP-CLIP, training without privacy, and no training."""
+def comparison(dataset: str) -> list[Candidate]:
+    """Return the methods of the paper's Table 1, DP-GCL with both samplings, and training without privacy.
+
+    On Fashion-MNIST, some also start from public weights.
+    """
+    method = partial(Candidate, dataset=dataset)
+    targets = (1.0, 10.0)
     private = (("dp_gcl", GROUPS), ("dp_gcl", RECORDS), ("dp_clip", None))
-    return [
-        *(
-            Candidate(method=method, epsilon=epsilon, sampling=sampling, has_start=has_start)
-            for has_start in (False, True)
-            for epsilon in (1.0, 10.0)
-            for method, sampling in private
-        ),
-        *(
-            Candidate(method=method, has_start=has_start)
-            for has_start in (False, True)
-            for method in ("non_private", "base")
-        ),
+    fast = [
+        *(method(method=name, sampling=sampling, epsilon=e) for e in targets for name, sampling in private),
+        *(method(method=name) for name in ("non_private", "base")),
     ]
+    started = [dataclasses.replace(each, has_start=True) for each in fast if dataset == FASHION_MNIST]
+    return [
+        *(fast + started),
+        *(method(method="dp_sgd", epsilon=epsilon) for epsilon in targets),
+        *(method(method="logit_dp", epsilon=epsilon, num_augmentations=0) for epsilon in targets),
+    ]
+
+
+def curves() -> dict[str, list[Candidate]]:
+    """Return the trainings of curves over N_a, C and σ; None stands for the paper's value, at ε = 10."""
+    groups = partial(Candidate, method="dp_gcl", sampling=GROUPS)
+    return {
+        "N_a": [groups(epsilon=10.0, num_augmentations=number) for number in (0, None, 2, 3, 4)],
+        "C": [groups(epsilon=10.0, l2_clip_norm=norm) for norm in (0.1, 0.3, None, 3.0, 10.0)],
+        "σ": [
+            groups(noise_multiplier=0.5),
+            groups(epsilon=10.0),
+            groups(noise_multiplier=2.0),
+            groups(epsilon=1.0),
+            groups(noise_multiplier=10.0),
+        ],
+    }
+
+
+def candidates(dataset: str) -> list[Candidate]:
+    """Return all trainings on a data set, each once."""
+    points = [point for curve in curves().values() for point in curve if point.dataset == dataset]
+    return list(dict.fromkeys([*comparison(dataset), *points]))
 
 
 def config_of(
@@ -95,9 +142,11 @@ def config_of(
         precision="bfloat16" if options.device == "cuda" else "float32",
         device=options.device,
         threads_per_worker=options.threads,
-        **({} if candidate.sampling is None else {"sampling": candidate.sampling}),
+        **{name: value for name in _CHANGES if (value := getattr(candidate, name)) is not None},
     )
-    if candidate.epsilon is not None:
+    if sigma is None:
+        sigma = candidate.noise_multiplier
+    if candidate.is_private:
         noise = (
             {"epsilon": candidate.epsilon} if sigma is None else {"epsilon": None, "noise_multiplier": sigma}
         )
@@ -112,9 +161,10 @@ def calibrate() -> int:
     """Write σ and the resulting ε of every private candidate; return 0."""
     rows = {}
     options = Options(device="cpu")
-    for candidate in candidates():
-        if candidate.epsilon is not None and candidate.mechanism not in rows:
-            config = config_of(candidate, options, num_records=NUM_RECORDS, seed=0, sigma=None)
+    for candidate in (each for dataset in NUM_RECORDS for each in candidates(dataset)):
+        if candidate.is_private and candidate.mechanism not in rows:
+            num_records = NUM_RECORDS[candidate.dataset]
+            config = config_of(candidate, options, num_records=num_records, seed=0, sigma=None)
             numbers = {"noise_multiplier": config.mechanism.noise_multiplier, "epsilon": config.epsilon()}
             rows[candidate.mechanism] = numbers
             print(
@@ -124,10 +174,12 @@ def calibrate() -> int:
     return 0
 
 
-def trainings(options: Options) -> Iterator[tuple[str, Callable[[], Row]]]:
-    """Yield whole trainings, all candidates of a seed before the next seed."""
+def trainings(
+    options: Options, plan: Sequence[Candidate] | None = None
+) -> Iterator[tuple[str, Callable[[], Row]]]:
+    """Yield whole trainings on `options.dataset`, or of `plan`, all of a seed before the next seed."""
     for seed in SEEDS[: 1 if options.tiny else None]:
-        for candidate in candidates():
+        for candidate in candidates(options.dataset) if plan is None else plan:
             yield f"{candidate}, seed {seed}", partial(train, candidate, seed, options)
 
 
@@ -140,9 +192,9 @@ def train(candidate: Candidate, seed: int, options: Options) -> Row:
     Raises:
       TrainingStopped: the time limit was reached; the checkpoint has all steps.
     """
-    data = tiny_data() if options.tiny else fashion_mnist()
+    data = tiny_data() if options.tiny else images_of(candidate.dataset)
     numbers = {"noise_multiplier": 1.0, "epsilon": math.nan}
-    if candidate.epsilon is not None and not options.tiny:
+    if candidate.is_private and not options.tiny:
         numbers = json.loads(CALIBRATION.read_text())[candidate.mechanism]
     config = config_of(
         candidate, options, num_records=len(data.train), seed=seed, sigma=numbers["noise_multiplier"]
@@ -159,7 +211,7 @@ def train(candidate: Candidate, seed: int, options: Options) -> Row:
             patches.enter_context(patch.object(features, "linear_probe_scores", lambda *_: {}))
         metrics = loop.train(config, data, checkpoints=checkpoints, oversight=oversight).metrics
     shutil.rmtree(folder)
-    row = {"study": "Fashion-MNIST", "candidate": str(candidate), "seed": seed}
+    row = {"study": candidate.dataset, "candidate": str(candidate), "seed": seed}
     return {**row, "num_steps": config.mechanism.num_steps, "metrics": metrics}
 
 
@@ -190,9 +242,9 @@ def public_start(
 
 
 @cache
-def fashion_mnist() -> TrainingData:
-    """Return Fashion-MNIST with its own split, all public, from four files in the folder `DPGCL_DATA`."""
-    dataset = load_dataset("fashion-mnist")
+def images_of(name: str) -> TrainingData:
+    """Return a built-in data set with its own split, all public, from its files in `DPGCL_DATA`."""
+    dataset = load_dataset(name)
     assert isinstance(dataset.train, Records)
     assert isinstance(dataset.test, Records)
     return _public(dataset.train, dataset.test)

@@ -124,7 +124,8 @@ def test_rows_are_those_that_are_promised() -> None:
         assert f"steps: resnet18, float32, B = {batch}, S = 16" in names
     assert "steps: ViT-B-32, float32, B = 64, S = 16" in names
     assert "trainings: dp_gcl, records, ε = 10, public start, seed 12" in names
-    assert len([name for name in names if name.startswith("trainings: ")]) == 16 * 3
+    assert "trainings: dp_gcl, groups, ε = 10, N_a = 4, random weights, seed 12" in names
+    assert len([name for name in names if name.startswith("trainings: ")]) == (20 + 11) * 3
     assert {name.partition(", ")[0] for name in names if name.startswith("checks: ")} == {
         *(f"checks: {name}" for name in CHECKS),
         "checks: passes of pairs are replayed",
@@ -148,22 +149,37 @@ def test_command_refuses_what_it_cannot_run(
 def test_trainings_are_the_papers_at_the_calibrated_noise() -> None:
     """σ of the file is what the accountant finds: a machine without one trains at the same ε."""
     numbers = json.loads(trainings.CALIBRATION.read_text())
-    private = {each.mechanism: each for each in trainings.candidates() if each.epsilon is not None}
+    candidates = [each for dataset in trainings.NUM_RECORDS for each in trainings.candidates(dataset)]
+    private = {each.mechanism: each for each in candidates if each.is_private}
     assert set(numbers) == set(private)
     options = Options(device="cuda", threads=1)
     for name, candidate in private.items():
         sigma = numbers[name]["noise_multiplier"]
         config = trainings.config_of(
-            candidate, options, num_records=trainings.NUM_RECORDS, seed=10, sigma=sigma
+            candidate, options, num_records=trainings.NUM_RECORDS[candidate.dataset], seed=10, sigma=sigma
         )
         mechanism = config.mechanism
         assert (mechanism.expected_batch_size, mechanism.num_steps) == (2048, 1200)
         assert (config.network.name, config.network.precision) == ("resnet18", "bfloat16")
-        assert config.num_augmentations == 1
         assert mechanism.noise_multiplier == sigma
-        assert candidate.epsilon is not None
-        assert 0.98 * candidate.epsilon < config.epsilon() <= candidate.epsilon
+        if candidate.epsilon is None:
+            assert sigma == candidate.noise_multiplier
+        else:
+            assert 0.98 * candidate.epsilon < config.epsilon() <= candidate.epsilon
         assert config.epsilon() == pytest.approx(numbers[name]["epsilon"])
+
+
+def test_points_of_a_curve_differ_from_the_papers_setting_in_one_number() -> None:
+    options = Options(device="cpu", threads=1)
+    reached = {}
+    for axis, points in trainings.curves().items():
+        configs = [
+            trainings.config_of(point, options, num_records=60_000, seed=10, sigma=1.0) for point in points
+        ]
+        reached[axis] = [(config.num_augmentations, config.mechanism.l2_clip_norm) for config in configs]
+    assert reached["N_a"] == [(0, 1.0), (1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0)]
+    assert reached["C"] == [(1, 0.1), (1, 0.3), (1, 1.0), (1, 3.0), (1, 10.0)]
+    assert reached["σ"] == [(1, 1.0)] * 5
 
 
 @pytest.mark.ci
@@ -261,7 +277,9 @@ def test_torch_and_numpy_are_enough(isolated: Path, tmp_path: Path) -> None:
     rows = read_rows(tmp_path)
     assert {name.partition(":")[0] for name in rows} == set(gpu.SLICES), done.stderr
     failed = {name: row["failed"] for name, row in rows.items() if "failed" in row}
-    assert all("dp_gcl, records" in name and "scipy" in text for name, text in failed.items()), failed
+    assert all("scipy" in text for text in failed.values()), failed
+    assert {name.split(", ")[0].removeprefix("trainings: ") for name in failed} <= {"dp_gcl", "logit_dp"}
+    assert not [name for name in failed if "groups" in name]
     trained = [row["found"]["metrics"] for name, row in rows.items() if "dp_gcl, groups" in name]
     assert trained
     assert all("knn_accuracy" in metrics for metrics in trained)
@@ -322,12 +340,7 @@ def test_committed_page_is_that_of_the_committed_rows() -> None:
     assert [line for line in printed if line] == page
 
 
-def test_trainings_are_shown_by_candidate(tmp_path: Path) -> None:
-    rows: list[dict[str, Any]] = [
-        {"name": str(seed), "found": {"candidate": "dp_gcl", "metrics": {"knn_accuracy": accuracy}}}
-        for seed, accuracy in ((10, 0.7), (11, 0.8))
-    ]
-    text = tables([*rows, {"name": "B = 65536", "failed": "OutOfMemoryError: too large"}])
-    assert "| dp_gcl | 2 | 75.0 ± 5.0 | – |" in text
-    assert "- B = 65536: failed, OutOfMemoryError: too large" in text
+def test_failed_row_is_named_below_the_tables(tmp_path: Path) -> None:
+    text = tables([{"name": "B = 65536", "failed": "OutOfMemoryError: too large"}])
+    assert text == "- B = 65536: failed, OutOfMemoryError: too large"
     assert dataclasses.replace(_options(tmp_path), limit_minutes=2.0, start_seconds=10.0).deadline == 130.0
