@@ -344,7 +344,9 @@ def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespac
     parser.add_argument("--limit-minutes", type=float, default=math.inf, help="stop after this many minutes")
     parser.add_argument("--threads", type=int, default=harness.default_threads(), help="CPU threads")
     parser.add_argument("--calibrate", action="store_true", help="write σ of the trainings, and exit")
-    parser.add_argument("--table", type=Path, metavar="FOLDER", help="print a folder's rows, and exit")
+    parser.add_argument(
+        "--table", type=Path, metavar="FOLDER", help="print a folder's checks and steps, and exit"
+    )
     return parser.parse_args(arguments)
 
 

@@ -95,18 +95,22 @@ def comparison(dataset: str) -> list[Candidate]:
 
     On Fashion-MNIST, some also start from public weights.
     """
-    method = partial(Candidate, dataset=dataset)
+    candidate = partial(Candidate, dataset=dataset)
     targets = (1.0, 10.0)
     private = (("dp_gcl", GROUPS), ("dp_gcl", RECORDS), ("dp_clip", None))
-    fast = [
-        *(method(method=name, sampling=sampling, epsilon=e) for e in targets for name, sampling in private),
-        *(method(method=name) for name in ("non_private", "base")),
+    methods = [
+        *(
+            candidate(method=name, sampling=sampling, epsilon=e)
+            for e in targets
+            for name, sampling in private
+        ),
+        *(candidate(method=name) for name in ("non_private", "base")),
     ]
-    started = [dataclasses.replace(each, has_start=True) for each in fast if dataset == FASHION_MNIST]
+    started = [dataclasses.replace(each, has_start=True) for each in methods if dataset == FASHION_MNIST]
     return [
-        *(fast + started),
-        *(method(method="dp_sgd", epsilon=epsilon) for epsilon in targets),
-        *(method(method="logit_dp", epsilon=epsilon, num_augmentations=0) for epsilon in targets),
+        *(methods + started),
+        *(candidate(method="dp_sgd", epsilon=epsilon) for epsilon in targets),
+        *(candidate(method="logit_dp", epsilon=epsilon, num_augmentations=0) for epsilon in targets),
     ]
 
 
