@@ -42,8 +42,6 @@ class BankOptions(SweepOptions, tiny=TINY):
     """Values of S to choose among; the value of --group-size by default."""
     num_steps_grid: tuple[int, ...] = ()
     """Values of T to choose among; the value of --num-steps by default."""
-    public_data: str | None = None
-    """Public data that stand in for these; procedural images (or shapes, for pairs) by default."""
     num_draws: int = 1000
     """Number of replays of each strategy."""
 
@@ -72,7 +70,7 @@ def main() -> int:
     from sweeps.service.running.strategy_bank import StrategyBank  # imported late: it loads torch and Ray
 
     with errors_in_flags(BankOptions):
-        bank = StrategyBank(options, settings(options), options.totals, options.public_data)
+        bank = StrategyBank(options, settings(options), options.totals)
         return bank.run(options.num_draws)
 
 

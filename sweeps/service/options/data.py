@@ -36,6 +36,9 @@ class DataOptions:
     """A public data set to score on, labelled or with captions; private training data need one for scores."""
     probe_datasets: tuple[str, ...] = ()
     """More public labelled data sets to score frozen features on; images get the training data's shape."""
+    proxy: str | None = None
+    """A public data set in place of the training data, to tune on (--tuning public) or to try the scaling
+    rule on (--tuning scaling); by default --tuning public generates images, or shapes for pairs."""
     drop_overlap: Overlap = "none"
     """Train without private records of which the public data hold a copy, or a similar image: one compressed
     again, resized or made brighter. Needs a declared number of records."""
@@ -59,7 +62,7 @@ class DataOptions:
     --evaluate-on has no labels, all its records are scored."""
 
     def __post_init__(self) -> None:
-        for name in (self.dataset, *self.probe_datasets):
+        for name in (self.dataset, *self.probe_datasets, *([self.proxy] if self.proxy else [])):
             check_dataset_name(name)
         _check_pair_options(self)
         check_max_image_pixels(self.max_image_pixels)
@@ -112,7 +115,7 @@ def _check_pair_options(data: DataOptions) -> None:
     """Raise ConfigError for options that apply to none of the named data sets."""
     pair_options = data.pairs
     names = {leaf.path[-1]: leaf.option for leaf in leaves(PairOptions).values()}
-    others = (data.evaluate_on or "", *data.probe_datasets)
+    others = (data.evaluate_on or "", data.proxy or "", *data.probe_datasets)
     scored = [pair_options.fitting(name) for name in others]
     applicable = {name for pairs in (data.pairs_of_training, *scored) for name in pairs.changed_fields}
     unused = [names[name] for name in pair_options.changed_fields if name not in applicable]

@@ -21,20 +21,13 @@ class TuningOptions:
     draws them in secret; public tunes on --proxy; scaling tunes at small ε and scales the learning rate."""
     learning_rates: tuple[float, ...] = ()
     """With --tuning: learning rates to try with every setting; the value of --learning-rate by default."""
-    proxy: str | None = None
-    """With --tuning public: a public data set to tune on; procedural images (or shapes, for pairs) by
-    default. With --tuning scaling: a public data set to check the scaling rule on first."""
     small_epsilons: tuple[float, ...] = ()
     """With --tuning scaling: two or three ε to tune at; by default a 20th and a 10th of --total-epsilon."""
 
     def __post_init__(self) -> None:
         require_each(self, ("learning_rates", "small_epsilons"), "be positive and finite", _are_positive)
-        if self.strategy is None and (self.learning_rates or self.proxy or self.small_epsilons):
-            raise ConfigError(
-                "learning_rates, proxy and small_epsilons apply only with --tuning. Also set it"
-            )
-        if self.proxy is not None and self.strategy not in ("public", "scaling"):
-            raise ConfigError(f"proxy applies to --tuning public and scaling; got {self.strategy}")
+        if self.strategy is None and (self.learning_rates or self.small_epsilons):
+            raise ConfigError("learning_rates and small_epsilons apply only with --tuning. Also set it")
         if self.small_epsilons and self.strategy != "scaling":
             raise ConfigError(f"small_epsilons applies to --tuning scaling; got {self.strategy}")
         if self.small_epsilons and not 2 <= len(set(self.small_epsilons)) <= 3:

@@ -138,6 +138,10 @@ def _load(
     )
     if private:
         public = {}
+        if options.proxy is not None:
+            pairs = options.pairs_of(options.proxy)
+            proxy = load_dataset(options.proxy, image_size=options.image_size, pairs=pairs, **options.reading)
+            public["proxy"] = [proxy.train, *([proxy.test] if proxy.test else [])]
         if scored_set is not None:
             public["evaluate_on"] = [scored_set.train, *([scored_set.test] if scored_set.test else [])]
         if probes:
@@ -250,11 +254,12 @@ def _check_data_options(options: DataOptions, share: float) -> None:
                 "probe_datasets must be public data sets other than the training data and --evaluate-on; got "
                 f"{name} for both"
             )
-    if options.are_private and scored_name and _same_source(scored_name, options.dataset):
-        raise ConfigError(
-            f"evaluate_on must be a public data set, other than the private training data; got {scored_name} "
-            "for both"
-        )
+    for option, public_name in (("evaluate_on", scored_name), ("proxy", options.proxy)):
+        if options.are_private and public_name and _same_source(public_name, options.dataset):
+            raise ConfigError(
+                f"{option} must be a public data set, other than the private training data; got "
+                f"{public_name} for both"
+            )
     if share and not options.are_private:
         raise ConfigError(
             "score_on_held_out applies only to private training data, because scores of public data need no "
@@ -269,7 +274,7 @@ def _check_data_options(options: DataOptions, share: float) -> None:
 
 def _check_drop_overlap(options: DataOptions, num_records_public: int | None) -> None:
     """Raise ConfigError unless records can be dropped, see `sweeps.service.planning.public_overlap`."""
-    if not options.are_private or not (options.evaluate_on or options.probe_datasets):
+    if not options.are_private or not (options.evaluate_on or options.probe_datasets or options.proxy):
         raise ConfigError(
             "drop_overlap applies only to private training data beside public data; got "
             f"{options.drop_overlap} without {'public' if options.are_private else 'private'} data. Leave it "

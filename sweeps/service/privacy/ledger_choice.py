@@ -44,7 +44,7 @@ def check_ledger_options(data: DataOptions, options: LedgerOptions, *, dry_run: 
       LedgerError: the training data have a ledger's mark (a file next to them), but no ledger is set, the
         data are declared public, or the mark names another data set; or the evaluation data have a mark.
     """
-    for name in (data.evaluate_on or "", *data.probe_datasets):
+    for name in (data.evaluate_on or "", data.proxy or "", *data.probe_datasets):
         if path := data_path(name):
             check_unmarked(path)
             for folder in image_folders(name, data.pairs.fitting(name)):

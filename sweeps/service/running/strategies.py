@@ -35,7 +35,7 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
 from sweeps.service.console.terminal import count, print_line, warn
 from sweeps.service.options.data import DataOptions
-from sweeps.service.options.score_options import scores_to_compare
+from sweeps.service.options.score_options import scores_to_compare, visible_scores
 from sweeps.service.options.service import LedgerOptions
 from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.options.tuning_options import TuningOptions
@@ -133,6 +133,8 @@ def run_with_strategy(
       DpgclError: as in `execute`.
     """
     strategy = options.tuning.strategy
+    if options.data.proxy is not None and strategy not in ("public", "scaling"):
+        raise ConfigError(f"proxy applies only to --tuning public and scaling; got {strategy}. Leave it out")
     if strategy is None:
         return execute(question, options, points, figure, policy=policy)
     options, points = check_strategy(options, points, policy)
@@ -236,7 +238,7 @@ def _tune_at_small_epsilons(
     _check_scored(options)
     options = replace_options(options, name=second_name(question, options))
     small, policy = scaling_stages(question, options, candidates)
-    if options.tuning.proxy is not None:
+    if options.data.proxy is not None:
         checked = _check_rule_on_proxy(question, options, candidates, small, policy)
         if checked.code:
             return checked
@@ -268,17 +270,16 @@ def _tune_at_small_epsilons(
 
 
 def _check_scored(options: SweepOptions) -> None:
-    has_public_scores = not options.data.are_private or options.data.evaluate_on is not None
-    if not has_public_scores and not options.evaluation.score_on_held_out:
+    if options.data.are_private and options.data.evaluate_on is None:
         raise ConfigError(
-            f"--tuning {options.tuning.strategy} chooses by scores. Set --evaluate-on to a public data set, "
-            "or --score-on-held-out and --score-noise-multiplier"
+            f"--tuning {options.tuning.strategy} chooses by scores that may be shown; got private data "
+            "without any. Set --evaluate-on to a public data set"
         )
 
 
 def _scores_of(tuning: Outcome, candidates: Sequence[Point], small: Sequence[Point]) -> Scores:
     """Return the releasable score of each training at small ε, by candidate and ε."""
-    name = score_name(tuning, candidates)
+    name = score_name(tuning)
     values = {}
     for number, point in enumerate(small):
         result = tuning.results.get(f"{point.label}-r0")
@@ -287,15 +288,22 @@ def _scores_of(tuning: Outcome, candidates: Sequence[Point], small: Sequence[Poi
     return values
 
 
-def score_name(tuning: Outcome, candidates: Sequence[Point]) -> str:
-    """Return the score that all candidates have: on public records, or noised."""
+def score_name(tuning: Outcome) -> str:
+    """Return the score to choose by: the user's choice, or the first of the scores that all trials have.
+
+    Raises:
+      ConfigError: the trials do not have it, or have no score in common.
+    """
     plan = tuning.plan
     methods = [trial.config.mechanism.method for trial in plan.trials]
     names = set(scores_to_compare(plan.data, methods).values())
+    if (name := plan.release.select_by) != "auto":
+        names = {name} if all(name in visible_scores(plan.data, method) for method in methods) else set()
     if len(names) != 1:
         raise ConfigError(
-            f"the candidates need one score to compare them by; got {', '.join(sorted(names)) or 'none'}. "
-            "Set --evaluate-on, or compare methods with the same scores"
+            "the candidates need a score that all of them have, on public data or noised; got "
+            f"{', '.join(sorted(names)) or 'none'} with --select-by {name}. Set --evaluate-on, or compare "
+            "methods with the same scores"
         )
     return names.pop()
 
@@ -310,8 +318,10 @@ def preview(
             options=options,
             points=points,
             data=sweep.plan.data,
-            calibration_folder=sweep.calibrations.folder,
+            calibration_folder=None if options.service.dry_run else sweep.calibrations.permanent_folder,
         )
+        if not options.service.dry_run:
+            sweep.calibrations.keep()
         return sweep.plan, inputs
 
 
@@ -325,12 +335,10 @@ def _tune_on_proxy(
     plan, inputs = preview(question, final, candidates[:1], ALL_POINTS)
     assert plan.fit is not None
     at_total = replace_options(final, epsilon=plan.fit.epsilon, total_epsilon=None)
-    tuning = run_on_proxy(
-        question, options, plan, replace(inputs, options=at_total), candidates, options.tuning.proxy
-    )
+    tuning = run_on_proxy(question, options, plan, replace(inputs, options=at_total), candidates)
     if tuning.code or options.service.dry_run:
         return tuning
-    name, repeats = score_name(tuning, candidates), options.service.repeats
+    name, repeats = score_name(tuning), options.service.repeats
 
     def mean_score(point: Point) -> float:
         results = (tuning.results.get(f"{point.label}-r{repeat}") for repeat in range(repeats))
@@ -361,9 +369,7 @@ def _check_rule_on_proxy(
     epsilon = plan.fit.epsilon
     assert epsilon is not None
     final = [at_epsilon(point, epsilon) for point in candidates]
-    tuning = run_on_proxy(
-        question, replace_options(options, repeats=1), plan, inputs, [*small, *final], options.tuning.proxy
-    )
+    tuning = run_on_proxy(question, replace_options(options, repeats=1), plan, inputs, [*small, *final])
     if tuning.code or options.service.dry_run:
         return tuning
     scores = _scores_of(tuning, candidates, [*small, *final])
@@ -386,7 +392,6 @@ def run_on_proxy(
     plan: SweepPlan,
     inputs: PlanInputs,
     points: Sequence[Point],
-    proxy: str | None,
 ) -> Outcome:
     """Train points on the proxy, with the batch, steps and noise that they have on the private records.
 
@@ -396,7 +401,6 @@ def run_on_proxy(
       plan: the plan of the sweep on the private records.
       inputs: its inputs, with the ε of points that set none.
       points: the points.
-      proxy: the proxy's name; None for generated data.
     """
     trials = planned_trials(
         replace(inputs, points=points, options=replace_options(inputs.options, repeats=1))
@@ -415,13 +419,18 @@ def run_on_proxy(
     evaluation = replace(
         options.evaluation, score_on_held_out=0.0, score_noise_multiplier=None, snr_noise_multiplier=None
     )
+    name, image_size = data.proxy or default_proxy(plan), data.image_size
+    if data.proxy is None and data.modality == "image-text":
+        image_size = image_shape_of(plan.data.train)[1]
     proxy_options = replace(
         with_name(options, f"{options.storage.name}{PROXY_SUFFIX}"),
         data=DataOptions(
-            dataset=proxy or default_proxy(plan),
+            dataset=name,
             data_is="public",
             evaluate_on=data.evaluate_on,
-            image_size=data.image_size,
+            pairs=data.pairs.fitting(name),
+            class_captions=data.pairs_of(name).class_captions,
+            image_size=image_size,
         ),
         evaluation=evaluation,
         ledger=LedgerOptions(),

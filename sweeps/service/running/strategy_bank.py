@@ -122,13 +122,11 @@ class StrategyBank:
       options: the sweep's options; the data are public.
       settings: the settings to choose among; the first is the one that is not tuned.
       totals: the values of the total ε.
-      proxy: name of the data set that stands in for the data; None for generated data.
     """
 
     options: SweepOptions
     settings: Sequence[Point]
     totals: Sequence[float]
-    proxy: str | None = None
 
     def run(self, num_draws: int) -> int:
         """Train what the bank lacks, replay the strategies, and write and print the comparison.
@@ -162,13 +160,13 @@ class StrategyBank:
                 f"ε = {stage.model_epsilon:g}"
             )
         at_totals = [at_epsilon(point, total) for total in self.totals for point in self.settings]
-        proxy = run_on_proxy(QUESTION, options, plan, inputs, at_totals, self.proxy)
+        proxy = run_on_proxy(QUESTION, options, plan, inputs, at_totals)
         if proxy.code:
             return proxy.code
         bank = self._train(options, stages, at_totals)
         if bank.code or options.service.dry_run:
             return bank.code
-        name = score_name(bank, self.settings)
+        name = score_name(bank)
         replay = Replay(self, stages, _scores(bank, name), _scores(proxy, name), num_draws)
         self._publish(replay.frame(name, bank.plan), bank)
         return 0

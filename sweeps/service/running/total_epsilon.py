@@ -137,6 +137,8 @@ class Limits:
 
     def _calibrated(self, epsilon: float) -> Sequence[Trial] | None:
         """Return the trials calibrated to an ε of one training; None if no noise gives this ε."""
+        if epsilon < SMALLEST_EPSILON:
+            return None
         try:
             trials = self.trials_of(replace_options(self.options, epsilon=epsilon))
         except ConfigError as error:
