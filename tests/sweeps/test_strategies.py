@@ -168,6 +168,20 @@ def test_scaling_continues_after_a_kill_with_the_same_charges(
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize("stops_at", ["lr0.02", "S4-lr0.005-r0"])
+def test_public_continues_after_a_kill_with_one_private_training(stops_at: str, run: Run, ray: Ray) -> None:
+    arguments = ("--tuning", "public", *RATES, "--seed", "3")
+    ray.stops_at = stops_at
+    with pytest.raises(KeyboardInterrupt):
+        run(*arguments)
+    ray.stops_at = ""
+    assert run(*arguments, "--resume").code == 0
+    assert [trial.name for trial in private_trials(ray)] == ["S4-lr0.005-r0"]
+    assert run(*arguments, "--resume").code == 0
+    assert len(private_trials(ray)) == 1
+
+
+@pytest.mark.ci
 def test_ledger_is_charged_for_tuning_and_model(run: Run, ray: Ray, tmp_path: Path) -> None:
     data = write_npz(tmp_path / "scans.npz", 1445)
     url = str(tmp_path / "ledger.db")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import shlex
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,6 +26,7 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.planning.feasible import Answer, Plan, PlanRequest, enough_records, feasible, verified
 from dpgcl_core.planning.snr import too_small
+from dpgcl_core.planning.strategies import GAINS, StrategyOutlook, strategy_outlooks
 from dpgcl_core.planning.tradeoff_curves import epochs_by_batch, epsilon_by_records
 from dpgcl_core.release.statement import delta_text, rounded_up
 from sweeps.service.console.terminal import count, print_line
@@ -46,6 +48,7 @@ class PlannerResult:
       answer: the feasible plans.
       choice: the recommended plan, with its σ calibrated precisely.
       costs: the privacy cost of tuning, by release mode.
+      outlooks: the strategies of tuning within the total, the best first; empty for one training.
     """
 
     options: PlannerOptions
@@ -53,6 +56,7 @@ class PlannerResult:
     answer: Answer
     choice: Plan
     costs: Mapping[str, TuningCost]
+    outlooks: Sequence[StrategyOutlook]
 
 
 def run_plan(options: PlannerOptions) -> int:
@@ -75,6 +79,7 @@ def run_plan(options: PlannerOptions) -> int:
         answer=answer,
         choice=choice,
         costs=tuning_costs(options, choice),
+        outlooks=tuning_outlooks(options, choice),
     )
     if options.json:
         print_line(json.dumps(_as_dict(planner_result), allow_nan=False))
@@ -99,19 +104,40 @@ def tuning_costs(options: PlannerOptions, plan: Plan) -> dict[str, TuningCost]:
     In a sealed mode m is the mean of the secret number of trials, by the options' law and bound. With a
     threshold m is that mean if no trial reaches the threshold. For m = 1 there is only the open mode.
     """
-    mechanism, number = plan.mechanism, options.num_trials
-    trial = TrialClass(
-        sampling_prob=mechanism.sampling_prob,
-        noise_multiplier=mechanism.noise_multiplier,
-        num_steps=mechanism.num_steps_charged,
-    )
-    delta = mechanism.target_delta
+    trial, number, delta = _trial_of(plan), options.num_trials, plan.mechanism.target_delta
     costs = {OPEN: open_cost([replace(trial, count=number)], delta=delta)}
     if number > 1:
         law = TruncatedNegativeBinomial.from_mean(float(number), eta=options.release.eta)
         costs[SEALED] = sealed_cost([trial], law=law, delta=delta, bound=options.release.bound)
         costs[SEALED_THRESHOLD] = sealed_threshold_cost([trial], halting_prob=1 / number, delta=delta)
     return costs
+
+
+def tuning_outlooks(options: PlannerOptions, plan: Plan) -> list[StrategyOutlook]:
+    """Return what each strategy of `--tuning` leaves and gains within the total, the best first.
+
+    The total is `--total-epsilon`, or the ε of the plan. For m = `num_trials` = 1 there is nothing to choose.
+    """
+    if options.num_trials == 1:
+        return []
+    return strategy_outlooks(
+        _trial_of(plan),
+        total_epsilon=options.service.total_epsilon or plan.mechanism.epsilon(),
+        delta=plan.mechanism.target_delta,
+        num_settings=options.num_trials,
+        gains=GAINS,
+        eta=options.release.eta,
+        bound=options.release.bound,
+    )
+
+
+def _trial_of(plan: Plan) -> TrialClass:
+    mechanism = plan.mechanism
+    return TrialClass(
+        sampling_prob=mechanism.sampling_prob,
+        noise_multiplier=mechanism.noise_multiplier,
+        num_steps=mechanism.num_steps_charged,
+    )
 
 
 def _plans_to_show(answer: Answer, choice: Plan) -> list[Plan]:
@@ -163,6 +189,18 @@ def _print_result(planner_result: PlannerResult) -> None:
     for mode, cost in planner_result.costs.items():
         assert cost.tuned_epsilon is not None
         print_line(f"  {mode:<17} ε = {rounded_up(cost.tuned_epsilon, 4):<9} {cost.theorem}")
+    if outlooks := planner_result.outlooks:
+        total = options.service.total_epsilon or choice.mechanism.epsilon()
+        _print_wrapped(
+            f"one model within ε = {rounded_up(total, 4)} in all, tuning included, and its expected gain "
+            "over a setting that is not tuned (from the committed tables, on other data):"
+        )
+        for outlook in outlooks:
+            mark = "*" if outlook is outlooks[0] else " "
+            print_line(
+                f"{mark} --tuning {outlook.strategy:<8} the model's training has ε = "
+                f"{outlook.model_epsilon:<7.3g} {outlook.gain:+.1f} points"
+            )
 
 
 def _print_wrapped(text: str) -> None:
@@ -230,6 +268,7 @@ def _as_dict(planner_result: PlannerResult) -> dict[str, Any]:
         "plans": [plan_dict(plan) for plan in planner_result.answer.plans],
         "refused": dict(planner_result.answer.refusals),
         "warning": _size_warning(request, choice),
+        "strategies": [dataclasses.asdict(outlook) for outlook in planner_result.outlooks],
         "tuning": {mode: cost.as_dict() for mode, cost in planner_result.costs.items()},
     }
 

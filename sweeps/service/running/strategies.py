@@ -25,6 +25,7 @@ record; they depend on the private data only by N and the shape of images, which
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -33,6 +34,7 @@ from typing import Any
 from dpgcl_core.accounting.tuning.modes import OPEN, SEALED
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
+from dpgcl_core.planning.strategies import SMALL_SHARES
 from sweeps.service.console.terminal import count, print_line, warn
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.score_options import scores_to_compare, visible_scores
@@ -50,17 +52,21 @@ from sweeps.service.running.sweep import Outcome, execute
 from sweeps.service.running.trial_policy import ALL_POINTS, TrialPolicy
 from sweeps.service.running.two_stage_policy import (
     PROXY_SUFFIX,
+    TUNING_SUFFIX,
     FirstOfTwo,
     run_two_sweeps,
     second_name,
     with_name,
 )
+from sweeps.service.storage.sweep_folder import named_folder, write_json
 from trainers.config.tree import replace_options
 from trainers.data.dataset import image_shape_of, modality_of
+from trainers.files.storage import storage_root
 
-_SMALL_SHARES = (1 / 20, 1 / 10)
 _PROXY_RECORDS = 5_000
 _CHARGED = ("epsilon", "noise_multiplier")
+_CHOICE = "choice.json"
+"""The file in the proxy's sweep with the label of the chosen setting, which a resume repeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +222,7 @@ def scaling_stages(
     """Return the points at small ε, and the policy that plans them with the final training."""
     total = options.service.total_epsilon
     assert total is not None
-    epsilons = options.tuning.small_epsilons or tuple(float(f"{share * total:g}") for share in _SMALL_SHARES)
+    epsilons = options.tuning.small_epsilons or tuple(float(f"{share * total:g}") for share in SMALL_SHARES)
     small = [at_epsilon(point, epsilon) for epsilon in epsilons for point in candidates]
     final = replace_options(options, seed=options.service.seed + 1)
     policy = SmallTrainings(
@@ -238,7 +244,9 @@ def _tune_at_small_epsilons(
     _check_scored(options)
     options = replace_options(options, name=second_name(question, options))
     small, policy = scaling_stages(question, options, candidates)
-    if options.data.proxy is not None:
+    assert options.storage.name is not None
+    has_begun = with_name(options, f"{options.storage.name}{TUNING_SUFFIX}").storage.resume
+    if options.data.proxy is not None and not has_begun:
         checked = _check_rule_on_proxy(question, options, candidates, small, policy)
         if checked.code:
             return checked
@@ -311,7 +319,8 @@ def score_name(tuning: Outcome) -> str:
 def preview(
     question: str, options: SweepOptions, points: Sequence[Point], policy: TrialPolicy
 ) -> tuple[SweepPlan, PlanInputs]:
-    """Plan, check and print a sweep on the private records that starts later; return plan and inputs."""
+    """Plan, check and print a sweep on the private records that has not begun; return plan and inputs."""
+    options = replace_options(options, name=None, resume=False)
     with prepare_sweep(question, options, points, policy, earlier=None, repeat_options=None) as sweep:
         inputs = PlanInputs(
             question=question,
@@ -332,6 +341,11 @@ def _tune_on_proxy(
     options = replace_options(options, name=second_name(question, options))
     assert options.storage.name is not None
     final = with_name(replace_options(options, repeats=1), options.storage.name)
+    proxy_folder = named_folder(storage_root(options.storage.folder), f"{options.storage.name}{PROXY_SUFFIX}")
+    if final.storage.resume:
+        chosen_label = json.loads((proxy_folder.path / _CHOICE).read_text())
+        best = next(point for point in candidates if point.label == chosen_label)
+        return execute(question, final, [best], figure, repeat_options=options)
     plan, inputs = preview(question, final, candidates[:1], ALL_POINTS)
     assert plan.fit is not None
     at_total = replace_options(final, epsilon=plan.fit.epsilon, total_epsilon=None)
@@ -348,6 +362,7 @@ def _tune_on_proxy(
         return sum(values) / repeats if all(map(math.isfinite, values)) else -math.inf
 
     best = max(candidates, key=mean_score)
+    write_json(proxy_folder.path / _CHOICE, best.label)
     print_line(f"tuned on {tuning.plan.source.dataset}, which is public: {best.label} is the best")
     return execute(question, final, [best], figure, repeat_options=options)
 
