@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from dpgcl_core.errors import DpgclError, StorageError
-from sweeps.service.running import planner, two_stage_policy
-from sweeps.service.running import sweep as running
+from sweeps.service.running import planner, strategies, strategy_bank, two_stage_policy
 from sweeps.service.running.sweep import Outcome
 from tests.docs.commands import ROOT, Command, commands
 
@@ -43,8 +42,9 @@ def _parse(monkeypatch: pytest.MonkeyPatch, program: str, arguments: tuple[str, 
     path = list(sys.path)
     sweep: ModuleType = importlib.import_module(name)
     sys.path[:] = path  # a sweep puts its own copy of the code first
-    for module, run in ((running, "execute"), (two_stage_policy, "run_tuned_sweep")):
+    for module, run in ((strategies, "run_with_strategy"), (two_stage_policy, "run_tuned_sweep")):
         monkeypatch.setattr(module, run, _stop)
+    monkeypatch.setattr(strategy_bank.StrategyBank, "run", _stop)
     monkeypatch.setattr(planner, "run_plan", _stop)
     monkeypatch.setattr(sys, "argv", [program, *arguments])
     with pytest.raises(_Understood):

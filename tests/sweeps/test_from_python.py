@@ -18,7 +18,7 @@ from sweeps import Between, Point, SweepOptions, run, search
 from sweeps.service.planning.space import SearchOptions, space_of
 from sweeps.service.running import from_python
 from sweeps.service.running.from_python import _name_of, _result
-from sweeps.service.running.search_policy import OwnScore, SearchTrials
+from sweeps.service.running.search_policy import OwnScore, SearchPolicy, SearchTrials
 from sweeps.service.running.sweep import Outcome
 from sweeps.service.running.sweep_trials import SweepTrials
 from trainers.config.tree import replace_options
@@ -126,12 +126,12 @@ def test_result_without_scores_or_guarantee_has_no_best_and_no_epsilon() -> None
 def test_search_and_run_go_the_way_of_every_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     given: list[Any] = []
 
-    def execute(question: str, options: Any, points: Any, figure: Any, **more: Any) -> Outcome:
+    def run_sweep(question: str, options: Any, points: Any, figure: Any, *more: Any) -> Outcome:
         given.append((question, options, list(points), more))
         plan: Any = None
         return Outcome(code=0, plan=plan)
 
-    monkeypatch.setattr(from_python, "execute", execute)
+    monkeypatch.setattr(from_python, "run_with_strategy", run_sweep)
     options = replace_options(SweepOptions(), num_steps=7)
     found = search(options, {"momentum": [0.0, 0.9]}, careful, num_trials=5, sampler="random")
     assert (len(found.trials), found.best, found.folder) == (0, None, None)
@@ -140,10 +140,10 @@ def test_search_and_run_go_the_way_of_every_sweep(monkeypatch: pytest.MonkeyPatc
     assert (searched.num_trials, searched.objectives, searched.sampler) == (5, ("careful",), "random")
     assert (searched.mechanism.num_steps, searched.service.repeats) == (7, 1)
     assert (question, points) == ("search", [])
-    assert set(more) == {"policy"}
+    assert [type(each) for each in more] == [SearchPolicy]
     point = Point(label="S4", changes={"group_size": 4})
     run(options, [point], question="mine")
-    assert given[1] == ("mine", options, [point], {})
+    assert given[1] == ("mine", options, [point], ())
 
 
 def test_sealed_sweep_has_no_table_of_trials() -> None:

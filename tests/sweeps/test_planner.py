@@ -59,7 +59,8 @@ def found() -> dict[str, Any]:
 def test_table_marks_the_recommended_plan(capsys: Said, found: dict[str, Any]) -> None:
     assert run_plan(options(*QUICK)) == 0
     shown = capsys.readouterr().out
-    (marked,) = [line for line in shown.splitlines() if line.startswith("*")]
+    marked, strategy = [line for line in shown.splitlines() if line.startswith("*")]
+    assert strategy.startswith(f"* --tuning {found['strategies'][0]['strategy']} ")
     chosen = found["recommended"]
     assert marked.split()[1:4] == [
         f"{chosen['expected_batch_size']:g}",

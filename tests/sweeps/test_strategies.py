@@ -28,7 +28,7 @@ from sweeps.service.running.two_stage_policy import SecondOfTwo
 from tests.sweeps.support import loaded, options, without_ray, write_npz
 
 QUICK = ("--tiny", "--num-augmentations", "0", "--no-non-private", "--total-epsilon", "3")
-RATES = ("--learning-rates", "0.005", "0.01", "0.02")
+RATES = ("--tuning-rates", "0.005", "0.01", "0.02")
 POINTS = [Point(label=f"S{size}", changes={"group_size": size}) for size in (2, 4)]
 
 
@@ -247,7 +247,7 @@ def test_proxy_of_another_shape_is_refused(run: Run) -> None:
         (("--tuning", "open", "--epsilon", "1"), "decide the noise; got epsilon"),
         (("--tuning", "open", "--repeats", "2"), "trains each setting once; got --repeats 2"),
         (("--tuning", "none"), "trains one setting; got 2"),
-        (("--tuning", "scaling"), "at least two --learning-rates"),
+        (("--tuning", "scaling"), "at least two --tuning-rates"),
         (("--tuning", "open", "--method", "dpcl_simclr"), "proven guarantee; got dpcl_simclr"),
         (("--tuning", "open", "--release", "sealed"), "got --release sealed"),
         (("--tuning", "open", "--proxy", "digits"), "proxy applies only to"),

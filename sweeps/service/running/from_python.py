@@ -22,7 +22,7 @@ from sweeps.service.planning.trials import Point
 from sweeps.service.running.conclude import Figure
 from sweeps.service.running.search_policy import OwnScore, SearchPolicy, read_suggestions
 from sweeps.service.running.strategies import run_with_strategy
-from sweeps.service.running.sweep import Outcome, execute
+from sweeps.service.running.sweep import Outcome
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -133,7 +133,7 @@ def search(
     searched = SearchOptions(**nodes, num_trials=num_trials, objectives=(name,), sampler=sampler)
     own_score = None if isinstance(score, str) else OwnScore(name, score)
     policy = SearchPolicy(space=space_of(space), own_score=own_score)
-    outcome = execute(question, searched, (), figure, policy=policy)
+    outcome = run_with_strategy(question, searched, (), figure, policy)
     values = read_suggestions(outcome.folder) if outcome.folder is not None else []
     settings = {f"trial-{number}": (f"trial-{number}", value) for number, value in enumerate(values, start=1)}
     return _result(outcome, name, settings)

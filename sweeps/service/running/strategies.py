@@ -32,7 +32,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpgcl_core.accounting.tuning.modes import OPEN, SEALED
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.planning.strategies import SMALL_SHARES
 from sweeps.service.console.terminal import count, print_line, warn
@@ -58,7 +58,7 @@ from sweeps.service.running.two_stage_policy import (
     second_name,
     with_name,
 )
-from sweeps.service.storage.sweep_folder import named_folder, write_json
+from sweeps.service.storage.sweep_folder import SweepFolder, named_folder, write_json
 from trainers.config.tree import replace_options
 from trainers.data.dataset import image_shape_of, modality_of
 from trainers.files.storage import storage_root
@@ -186,7 +186,8 @@ def check_strategy(
             f"--total-epsilon and --tuning decide the noise; got {setters[0]}, too. Leave it out, or sweep "
             "another axis"
         )
-    methods = dict.fromkeys(p.changes.get("method", options.mechanism.method) for p in points)
+    own_method = options.mechanism.method
+    methods = dict.fromkeys([point.changes.get("method", own_method) for point in points] or [own_method])
     unproven = [name for name in methods if method_named(name).label != "proven"]
     if unproven:
         raise ConfigError(f"--tuning needs methods with a proven guarantee; got {', '.join(unproven)}")
@@ -197,13 +198,13 @@ def check_strategy(
             "another strategy"
         )
     if strategy == "scaling" and num_rates(candidates) < 2:
-        raise ConfigError("--tuning scaling needs at least two --learning-rates to choose among")
+        raise ConfigError("--tuning scaling needs at least two --tuning-rates to choose among")
     return options if strategy == "public" else replace_options(options, repeats=1), candidates
 
 
 def _with_rates(points: Sequence[Point], options: SweepOptions) -> list[Point]:
     """Return each point with each learning rate; a point that sets its rate stays one point."""
-    rates = dict.fromkeys(options.tuning.learning_rates)
+    rates = dict.fromkeys(options.tuning.tuning_rates)
     if not rates:
         default = {"learning_rate": options.optimizer.learning_rate}
         return [replace(point, changes={**default, **point.changes}) for point in points]
@@ -343,8 +344,7 @@ def _tune_on_proxy(
     final = with_name(replace_options(options, repeats=1), options.storage.name)
     proxy_folder = named_folder(storage_root(options.storage.folder), f"{options.storage.name}{PROXY_SUFFIX}")
     if final.storage.resume:
-        chosen_label = json.loads((proxy_folder.path / _CHOICE).read_text())
-        best = next(point for point in candidates if point.label == chosen_label)
+        best = _stored_choice(proxy_folder, candidates)
         return execute(question, final, [best], figure, repeat_options=options)
     plan, inputs = preview(question, final, candidates[:1], ALL_POINTS)
     assert plan.fit is not None
@@ -365,6 +365,16 @@ def _tune_on_proxy(
     write_json(proxy_folder.path / _CHOICE, best.label)
     print_line(f"tuned on {tuning.plan.source.dataset}, which is public: {best.label} is the best")
     return execute(question, final, [best], figure, repeat_options=options)
+
+
+def _stored_choice(proxy_folder: SweepFolder, candidates: Sequence[Point]) -> Point:
+    """Return the setting that an earlier process chose. Raises StorageError if its file is lost."""
+    path = proxy_folder.path / _CHOICE
+    try:
+        label = json.loads(path.read_text())
+        return next(point for point in candidates if point.label == label)
+    except (OSError, ValueError, StopIteration) as error:
+        raise StorageError(f"{path} is lost or damaged; restore it, or choose another --name") from error
 
 
 def _check_rule_on_proxy(
