@@ -61,6 +61,7 @@ QUESTIONS = {
     "regime_group_size": "group-size",
     "regime_privacy_budget": "privacy-budget",
     "tan": "tan",
+    "tuning": "tuning",
     "wide": "group-size",
 }
 """The question of a CSV file, by the prefix of its name."""

@@ -219,12 +219,13 @@ class Replay:
             **plan.params(),
             "dataset": plan.source.dataset,
             "data_is": "public",
-            "tuning_cost": "Each row's ε is the total of tuning and model.",
+            "tuning_cost": "Tuning cost: the target ε covers tuning and model, the largest ε spent the model.",
         }
         rows = list[dict[str, Any]]()
         for repeat in range(self.num_repeats):
             for stage in self.stages:
                 row: dict[str, Any] = {"tuning": stage.strategy, "target_epsilon": stage.total_epsilon}
+                row["epsilon"] = stage.model_epsilon
                 rows.append(row | {"repeat": repeat, score: self.mean_score(stage, repeat)})
             for total in self.bank.totals:
                 row = {"tuning": KNOWN, "target_epsilon": total, "guarantee_label": "none"}
@@ -232,7 +233,8 @@ class Replay:
             row = {"tuning": WITHOUT_PRIVACY, "target_epsilon": math.inf, "guarantee_label": "none"}
             rows.append(row | {"repeat": repeat, score: self._of_best(math.inf, repeat)})
         frame = pd.DataFrame([{"guarantee_label": "proven", **shared, **row} for row in rows])
-        return frame.assign(epsilon=frame["target_epsilon"], trial=[f"replay-{n}" for n in range(len(frame))])
+        epsilon = frame["epsilon"].fillna(frame["target_epsilon"])
+        return frame.assign(epsilon=epsilon, trial=[f"replay-{number}" for number in range(len(frame))])
 
     @property
     def num_repeats(self) -> int:
