@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import logging
 import pickle
 import struct
 import tarfile
@@ -31,15 +30,13 @@ from trainers.data.decoding import (
     resize_images,
     stacked,
 )
-from trainers.data.download import RemoteFile, cache_folder, find_file, find_or_download
+from trainers.data.download import RemoteFile, find_file, find_or_download
 from trainers.data.pairs import LoadedData
 from trainers.data.records import Records
 from trainers.data.request import Request
-from trainers.files.durable_files import replacing
 
 _EUROSAT_SIZE = 32
 _DAMAGED_FILE_ERRORS = (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, zipfile.BadZipFile)
-_log = logging.getLogger(__name__)
 
 
 def _records(images: NDArray[np.uint8], labels: NDArray[Any], size: int | None) -> Records:
@@ -134,38 +131,15 @@ def load_cifar10(request: Request) -> LoadedData:
 
 
 def load_eurosat(request: Request) -> LoadedData:
-    """Return EuroSAT, cached for each size because decoding 27,000 JPEGs takes a while.
+    """Return EuroSAT, decoded to 32 pixels square unless another size is requested.
+
+    Labels are the classes in the order of their names.
 
     Raises:
       DataError: the data are not on this machine and cannot be downloaded, or are damaged.
     """
     (file,), size = FILES["eurosat"], request.image_size or _EUROSAT_SIZE
-    digits = file.checksum.partition(":")[2]
-    cached = cache_folder() / "eurosat" / f"decoded-v1-{digits[:12]}-{size}.npz"
-    records = _read_decoded(cached)
-    if records is None:
-        records = _decode_eurosat(find_or_download(file, "eurosat"), size)
-        try:
-            cached.parent.mkdir(parents=True, exist_ok=True)
-            with replacing(cached) as out:
-                np.savez(
-                    out, images=np.asarray(records.images), labels=cast(Any, records.labels), ids=records.ids
-                )
-        except OSError as error:
-            _log.warning("the decoded EuroSAT images could not be cached: %s", error)
-    return LoadedData(train=records)
-
-
-def _read_decoded(path: Path) -> Records | None:
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return Records(images=archive["images"], labels=archive["labels"], ids=archive["ids"])
-    except _DAMAGED_FILE_ERRORS:  # absent or damaged: decode again (DataError is a ValueError)
-        return None
-
-
-def _decode_eurosat(path: Path, size: int) -> Records:
-    with zipfile.ZipFile(path) as archive:
+    with zipfile.ZipFile(find_or_download(file, "eurosat")) as archive:
         names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))
         encoded = [archive.read(name) for name in names]
     _, labels = np.unique([PurePosixPath(name).parent.name for name in names], return_inverse=True)
@@ -173,7 +147,8 @@ def _decode_eurosat(path: Path, size: int) -> Records:
     prepare_decoders()
     decoded: list[Any] = in_threads(lambda content: decode_image(content, size)[0], encoded)
     refuse_faults([image if isinstance(image, str) else "" for image in decoded], MAX_IMAGE_PIXELS)
-    return Records(images=stacked(decoded, 3), labels=labels, ids=content_ids(encoded, labels))
+    ids = content_ids(encoded, labels)
+    return LoadedData(train=Records(images=stacked(decoded, 3), labels=labels, ids=ids))
 
 
 def _fashion_file(name: str, md5: str) -> RemoteFile:

@@ -471,25 +471,6 @@ def test_eurosat_is_decoded_to_32_pixels(data, monkeypatch):
     assert loaded.train.labels.tolist() == [0, 0, 1]
 
 
-def test_eurosat_is_decoded_only_once(data, monkeypatch):
-    first = load_eurosat(monkeypatch, data, eurosat_zip())
-    (data / "eurosat" / "EuroSAT.zip").unlink()
-    monkeypatch.setattr(builtin_datasets, "decode_image", None)
-    assert pairs(load_dataset("eurosat").train) == pairs(first.train)
-
-
-def test_eurosat_with_a_damaged_cache_is_decoded_again(data, tmp_path, monkeypatch):
-    first = load_eurosat(monkeypatch, data, eurosat_zip())
-    (cached,) = (tmp_path / "cache" / "eurosat").iterdir()
-    cached.write_bytes(cached.read_bytes()[:-50])
-    assert pairs(load_dataset("eurosat").train) == pairs(first.train)
-
-
-def test_eurosat_loads_where_its_cache_cannot_be_written(data, tmp_path, monkeypatch):
-    (tmp_path / "cache").write_text("a file, not a folder")
-    assert len(load_eurosat(monkeypatch, data, eurosat_zip()).train) == 3
-
-
 def checkerboard() -> bytes:
     """64 pixels square, black and white alternate in every row and column."""
     fine = (np.indices((64, 64)).sum(0) % 2 * 255).astype(np.uint8)
