@@ -219,7 +219,7 @@ class Replay:
             **plan.params(),
             "dataset": plan.source.dataset,
             "data_is": "public",
-            "tuning_cost": "Tuning cost: the target ε covers it and the model; ε spent is the model’s.",
+            "tuning_cost": "Tuning cost: the the target ε covers it and the model; the largest ε spent is the model alone.",
         }
         rows = list[dict[str, Any]]()
         for repeat in range(self.num_repeats):
