@@ -219,7 +219,7 @@ class Replay:
             **plan.params(),
             "dataset": plan.source.dataset,
             "data_is": "public",
-            "tuning_cost": "Tuning cost: the the target ε covers it and the model; the largest ε spent is the model alone.",
+            "tuning_cost": "Tuning cost: target ε covers it and the model; the largest ε spent is the model's.",
         }
         rows = list[dict[str, Any]]()
         for repeat in range(self.num_repeats):
