@@ -219,7 +219,7 @@ class Replay:
             **plan.params(),
             "dataset": plan.source.dataset,
             "data_is": "public",
-            "tuning_cost": "Tuning cost: target ε covers it and the model; the largest ε spent is the model's.",
+            "tuning_cost": "Tuning cost: in the target ε; the largest ε spent is that of the model's training.",
         }
         rows = list[dict[str, Any]]()
         for repeat in range(self.num_repeats):
