@@ -3,6 +3,7 @@
 
     python sweeps/search.py --dataset fashion-mnist --num-trials 30
     python sweeps/search.py --epsilon-range 1 10 --objectives knn_accuracy epsilon
+    python sweeps/search.py --epsilon 3 --num-trials 10 --earlier NAME    # starts from results of that sweep
     ray job submit --working-dir . -- python sweeps/search.py --dataset fashion-mnist
 
 Reports the best settings, and draws utility against ε with its Pareto front, both at the ε of one training

@@ -101,6 +101,7 @@ class PrivacyStatement:
       row: the meaning of a row of the data, in words.
       starts: the sweeps on the same records whose models this sweep starts from. Only the ledger's ε
         includes their cost.
+      earlier: the sweeps whose results this search starts from; `cost` includes their cost.
       randomness: the source of sampling, permutations and noise: `DrawSource.description`.
       mode: the release mode: open, sealed or sealed-threshold.
       versions: the versions of the software.
@@ -127,6 +128,7 @@ class PrivacyStatement:
     unit_column: str | None = None
     row: str = "row"
     starts: Sequence[str] = ()
+    earlier: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=lambda: software_versions())
     trials: OpenTrials | None = None
     ledger: LedgerStatement | None = None
@@ -203,12 +205,16 @@ class PrivacyStatement:
         return "; ".join(parts) or "Nothing was trained with noise"
 
     def _earlier_cost_text(self) -> str:
-        """Return a note on the cost of the models that the sweep starts from; "" if there are none."""
-        if not self.starts:
-            return ""
+        """Return a note on the cost of models and results that the sweep starts from; "" without any."""
+        starts, earlier = " and ".join(self.starts), " and ".join(self.earlier)
+        fallback = "no ε" if self.ledger is None else "only the ledger's (ε, δ)"
         return (
-            f", on top of the cost of sweep {' and '.join(self.starts)}, whose model it starts from; the "
-            "ledger's (ε, δ) covers both"
+            f", on top of the cost of sweep {starts}, whose model it starts from; the ledger's (ε, δ) covers "
+            "both" * bool(starts)
+        ) + (
+            f", together with sweep {earlier}, whose results it starts from. This holds if those results did "
+            "not decide its number of trials, q, σ and T, as if all had been planned together; otherwise "
+            f"{fallback} covers them together" * bool(earlier)
         )
 
     def lines(self) -> list[tuple[str, str]]:

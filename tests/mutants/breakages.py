@@ -1830,9 +1830,33 @@ BREAKAGES = (
     Breakage(
         name="a statement does not say that the encoder's ε comes on top",
         file="dpgcl_core/release/statement.py",
-        before="        if not self.starts:\n",
-        after="        if self.starts:\n",
+        before='"both" * bool(starts)',
+        after='"both" * (not starts)',
         tests=("tests/sweeps/test_classify.py::test_statement_says_that_the_encoders_epsilon_comes_on_top",),
+    ),
+    Breakage(
+        name="the cost of the sweeps that a search starts from is forgotten",
+        file="sweeps/service/planning/plan.py",
+        before="        return (*self.trials, *earlier_trials(self.earlier))\n",
+        after="        return self.trials\n",
+        tests=(
+            "tests/sweeps/test_search.py::test_earlier_trials_are_not_trained_again_and_stay_in_the_cost",
+            "tests/sweeps/test_methods.py::test_cost_in_advance_knows_what_the_tuning_has_drawn",
+        ),
+    ),
+    Breakage(
+        name="--total-epsilon does not count the sweeps that a search starts from",
+        file="sweeps/service/running/total_epsilon.py",
+        before="charged, draws = [*proven, *earlier_trials(self.earlier)]",
+        after="charged, draws = [*proven]",
+        tests=("tests/sweeps/test_search.py::test_total_of_a_search_counts_its_earlier_sweeps",),
+    ),
+    Breakage(
+        name="a search starts from a sweep on other data",
+        file="sweeps/service/running/earlier_sweeps.py",
+        before="if record.facts != json.loads(json.dumps(dict(facts))):",
+        after="if not facts:",
+        tests=("tests/sweeps/test_search.py::test_earlier_sweeps_that_do_not_fit_are_refused",),
     ),
     # Noised releases, and what is charged for them
     Breakage(

@@ -83,7 +83,7 @@ def plan_of(
     points: Sequence[Point],
     *,
     calibration_folder: Path | None = None,
-    earlier: EarlierSweep | None = None,
+    earlier: tuple[EarlierSweep, ...] = (),
 ) -> SweepPlan:
     """The plan of a sweep, its data loaded."""
     data, notes = loaded(chosen)

@@ -133,11 +133,11 @@ def test_search_and_run_go_the_way_of_every_sweep(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(from_python, "run_with_strategy", run_sweep)
     options = replace_options(SweepOptions(), num_steps=7)
-    found = search(options, {"momentum": [0.0, 0.9]}, careful, num_trials=5, sampler="random")
+    found = search(options, {"momentum": [0.0, 0.9]}, careful, num_trials=5, earlier=("first",))
     assert (len(found.trials), found.best, found.folder) == (0, None, None)
     question, searched, points, more = given[0]
     assert isinstance(searched, SearchOptions)
-    assert (searched.num_trials, searched.objectives, searched.sampler) == (5, ("careful",), "random")
+    assert (searched.num_trials, searched.objectives, searched.earlier) == (5, ("careful",), ("first",))
     assert (searched.mechanism.num_steps, searched.service.repeats) == (7, 1)
     assert (question, points) == ("search", [])
     assert [type(each) for each in more] == [SearchPolicy]

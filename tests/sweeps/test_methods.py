@@ -371,9 +371,10 @@ def test_comparison_says_its_grid(done: Done) -> None:
 def with_earlier(num_steps: int, sweep_id: str = "a") -> SweepPlan:
     tuning = plan_at({"method": "dp_gcl"}).trials
     drawn = {trial.name: ChargedSteps(num_steps=num_steps) for trial in tuning}
-    earlier = EarlierSweep(sweep="t", sweep_id=sweep_id, trials=tuning, draws=drawn, grid="")
+    configs = {trial.name: trial.config for trial in tuning}
+    earlier = EarlierSweep(sweep="t", sweep_id=sweep_id, configs=configs, draws=drawn, note="", results={})
     chosen, point = options(*QUICK), Point(label="chosen", changes={})
-    return plan_of("methods", chosen, [point], calibration_folder=None, earlier=earlier)
+    return plan_of("methods", chosen, [point], calibration_folder=None, earlier=(earlier,))
 
 
 def test_cost_in_advance_knows_what_the_tuning_has_drawn() -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import optuna
 import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study
@@ -32,13 +34,15 @@ from sweeps.service.planning.inputs import PlanInputs
 from sweeps.service.planning.search_plan import SearchPlan, plan_search, searched_trial
 from sweeps.service.planning.space import SearchOptions, Space
 from sweeps.service.planning.sweep_cost import trial_classes
-from sweeps.service.planning.trials import Trial
+from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.running import driver
 from sweeps.service.running import sweep as service
+from sweeps.service.running.earlier_sweeps import read_charged, store_charged
 from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.search_policy import SearchPolicy, SearchTrials
 from sweeps.service.storage.sweep_folder import SweepFolder
-from tests.sweeps.support import loaded, write_npz
+from tests.sweeps.support import loaded, plan_of, write_npz
+from tests.sweeps.support import options as sweep_options
 
 pytestmark = pytest.mark.ci  # trainings and sweeps of seconds each
 
@@ -667,3 +671,178 @@ def test_statement_says_that_repeats_of_a_setting_stay_charged(
     wanted = f"4 trainings of {len(set(asked))} settings: "
     assert [note.endswith("and all are charged.") for note in statement["notes"] if wanted in note] == [True]
     assert statement["cost"]["tuned_epsilon"] == pytest.approx(planned.tuned_epsilon)
+
+
+# A search that starts from earlier sweeps
+
+
+def statement_of(folder: Path, name: str) -> dict[str, Any]:
+    """The privacy statement of a sweep."""
+    statement: dict[str, Any] = json.loads((folder / "sweeps" / name / "privacy_statement.json").read_text())
+    return statement
+
+
+def epsilon_of(steps: Mapping[float, int], sampling_prob: float, delta: float) -> float:
+    """ε of so many steps by noise multiplier, by an accountant of its own."""
+    accountant = PLDAccountant(value_discretization_interval=1e-4)
+    for noise, number in steps.items():
+        event = PoissonSampledDpEvent(sampling_prob, GaussianDpEvent(noise))
+        accountant.compose(SelfComposedDpEvent(event, number))
+    return float(accountant.get_epsilon(delta))
+
+
+def test_proposals_start_where_the_results_of_earlier_sweeps_are_high() -> None:
+    chosen = options(*SPACE)
+    generator = np.random.default_rng(0)
+    settings = [{"group_size": 4, "temperature": t} for t in np.exp(generator.uniform(-3, 0.7, 40)).tolist()]
+
+    def first_median(peak: float) -> float:
+        proposals = Proposals(Space.of(chosen), chosen, [(each, score_of(each, peak)) for each in settings])
+        assert proposals.num_suggestions == 0
+        return float(np.median([proposals.suggest()["temperature"] for _ in range(9)]))
+
+    assert first_median(0.1) < 0.25 < 0.4 < first_median(1.0)
+
+
+def test_random_starts_after_few_results_repeat_no_setting_of_the_earlier_search() -> None:
+    chosen = options(*SPACE)
+    earlier = proposed(chosen, 1)
+    later = Proposals(Space.of(chosen), chosen, [(each, score_of(each, 0.1)) for each in earlier])
+    assert later.suggest() not in earlier
+
+
+def test_best_settings_are_those_of_the_search_itself() -> None:
+    chosen = options("--group-sizes", "2", "4")
+    proposals = Proposals(Space.of(chosen), chosen, [({"group_size": 2}, {"knn_accuracy": 0.9})])
+    proposals.repeat({"group_size": 4})
+    proposals.record_scores(1, {"knn_accuracy": 0.1})
+    assert proposals.best() == [([1], {"knn_accuracy": 0.1})]
+
+
+def test_earlier_trials_are_not_trained_again_and_stay_in_the_cost(
+    ray: Ray, start: Callable[..., int], tmp_path: Path
+) -> None:
+    start("--noise-multiplier-range", "1", "4")
+    file = tmp_path / "sweeps/one/trials/trial-2.json"
+    result = json.loads(file.read_text())
+    result["metrics"]["num_steps_charged"] = 13  # a restart repeated three steps
+    file.write_text(json.dumps(result))
+    ray.trained.clear()
+    assert start("--noise-multiplier-range", "1.5", "4", "--name", "two", "--earlier", "one") == 0
+    assert [trial.name for trial in ray.trained] == ["trial-1", "trial-2", "trial-3", "trial-4"]
+    statement, mechanism = statement_of(tmp_path, "two"), ray.trained[0].config.mechanism
+    wanted = epsilon_of({1.0: 43, 1.5: 40}, mechanism.sampling_prob, mechanism.target_delta)
+    for cost in ("cost", "budget"):
+        assert statement[cost]["tuned_epsilon"] == pytest.approx(wanted, rel=1e-3)
+    assert (statement["trials"]["planned"], statement["earlier"]) == (8, ["one"])
+    assert any("as if all had been planned together" in note for note in statement["notes"])
+    assert min(each["noise_multiplier"] for each in statement["mechanisms"]) == 1.0
+
+
+def test_search_learns_from_the_earlier_results_of_its_space_and_tells_the_others(
+    ray: Ray, start: Callable[..., int], tmp_path: Path
+) -> None:
+    start("--sampler", "random", "--num-trials", "8")
+    rates = [rate for _, rate in ray.settings().values()]
+    low, high = sorted(rates)[2], sorted(rates)[5]
+    space = ("--learning-rate-range", f"{low}", f"{high}")
+    start("--name", "two", "--earlier", "one", *space)
+    alone = len(ray.trained)
+    start("--name", "three", *space)
+    found, unlearned = ray.trained[8:alone], ray.trained[alone:]
+    assert [t.config.optimizer.learning_rate for t in found] != [
+        t.config.optimizer.learning_rate for t in unlearned
+    ]
+    wanted = "4 results of the sweep one are not used: they are outside the space."
+    assert wanted in statement_of(tmp_path, "two")["notes"]
+
+
+def test_nested_sweeps_count_once(ray: Ray, start: Callable[..., int], tmp_path: Path) -> None:
+    start()
+    start("--name", "two", "--earlier", "one")
+    assert start("--name", "three", "--earlier", "one", "two") == 0
+    statement = statement_of(tmp_path, "three")
+    assert (statement["trials"]["planned"], sorted(statement["earlier"])) == (12, ["one", "two"])
+    (planned,) = statement["cost"]["planned"]
+    assert planned["count"] == 12
+
+
+def test_resumed_search_has_its_earlier_results_even_if_their_sweep_is_gone(
+    ray: Ray, start: Callable[..., int], tmp_path: Path
+) -> None:
+    start()
+    start("--name", "never-stopped", "--earlier", "one")
+    wanted, whole = ray.settings(), statement_of(tmp_path, "never-stopped")
+    ray.stop_before = "trial-3"
+    assert start("--name", "two", "--earlier", "one") == 130
+    ray.stop_before = ""
+    shutil.rmtree(tmp_path / "sweeps/one")
+    assert start("--name", "two", "--earlier", "one", "--resume") == 0
+    assert ray.settings() == wanted
+    statement = statement_of(tmp_path, "two")
+    assert (statement["cost"], statement["notes"]) == (whole["cost"], whole["notes"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--test-fraction", "0.3"), "'one' has others .*scored was"),
+        (("--num-records-public", "1900"), "num_records_public was 1445, is 1900"),
+        (("--num-steps", "12"), "4 results of the sweep one are not used: .*num_steps was 10, is 12"),
+        (("--objectives", "linear_probe_accuracy"), "they lack linear_probe_accuracy"),
+        (("--learning-rate-range", "0.5", "0.6"), "they are outside the space"),
+        (("--sampler", "random"), "got random"),
+        (("--total-epsilon", "0.5"), "must exceed the ε of the earlier sweeps"),
+        (("--earlier", "two"), "got 'two'. Valid: one"),
+        (("--earlier", "sealed"), "must be an open one .*got 'sealed'"),
+    ],
+)
+def test_earlier_sweeps_that_do_not_fit_are_refused(
+    ray: Ray, start: Callable[..., int], tmp_path: Path, arguments: tuple[str, ...], words: str
+) -> None:
+    start()
+    SweepFolder(tmp_path / "sweeps/sealed").create({"fingerprint": ""})  # no trial of it may be read
+    with pytest.raises(ConfigError, match=words):
+        start("--name", "new", *(() if "--earlier" in arguments else ("--earlier", "one")), *arguments)
+    assert len(ray.trained) == 4
+
+
+def test_total_of_a_search_counts_its_earlier_sweeps(
+    ray: Ray, start: Callable[..., int], tmp_path: Path
+) -> None:
+    def total_of(num_trials: int) -> str:
+        cost = plan("--noise-multiplier", "1", "--num-trials", str(num_trials)).cost
+        return str(cost.tuned_epsilon + 0.001)
+
+    start()
+    again = ("--name", "two", "--earlier", "one", "--total-epsilon")
+    with pytest.raises(ConfigError, match=r"What would fit: .*--num-trials 3"):
+        start(*again, total_of(7))
+    assert start(*again, total_of(8)) == 0
+
+
+def test_ledger_charges_earlier_sweeps_only_once(
+    ray: Ray, charged: Callable[..., int], start: Callable[..., int], tmp_path: Path
+) -> None:
+    assert charged(80) == 0
+    given = ("--dataset", f"npz:{tmp_path / 'own.npz'}", "--evaluate-on", "digits", "--dataset-id", "mine")
+    given += ("--ledger", str(tmp_path / "ledger.db"), "--expected-batch-size", "32")
+    given += ("--group-sizes", "2", "4", *SIGMA, "--name", "two", "--earlier", "one")
+    assert start(*given) == 0
+    headline = statement_of(tmp_path, "two")["headline"]
+    assert "together with sweep one" in headline
+    assert "otherwise only the ledger's (ε, δ) covers them together" in headline
+
+
+@pytest.mark.parametrize(
+    "arguments", ["dp_gcl digits", "dp_mae digits", "dp_classifier digits", "dp_cap shapes:400"]
+)
+def test_folder_gives_back_the_configurations_that_its_cost_depends_on(
+    arguments: str, tmp_path: Path
+) -> None:
+    method, dataset = arguments.split()
+    chosen = sweep_options("--noise-multiplier", "1", "--method", method, "--dataset", dataset, "--tiny")
+    planned = plan_of("own", chosen, [Point(label="p", changes={"l2_clip_norm": 2.0})])
+    folder = SweepFolder(tmp_path / "sweeps/one")
+    store_charged(folder, planned, {"account": None})
+    assert read_charged(folder).configs == {trial.name: trial.config for trial in planned.trials}

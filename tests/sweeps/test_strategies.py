@@ -125,7 +125,7 @@ def test_scaling_spends_its_total_and_no_more(run: Run, ray: Ray) -> None:
     assert outcome.statement is not None
     assert outcome.statement.cost is not None
     assert outcome.statement.cost.tuned_epsilon == pytest.approx(composed_epsilon(trials, delta), rel=2e-3)
-    assert "Tuning alone costs ε = " in outcome.statement.to_markdown()
+    assert "The trainings of earlier sweeps alone cost ε = " in outcome.statement.to_markdown()
 
 
 @pytest.mark.ci

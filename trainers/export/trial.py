@@ -277,7 +277,9 @@ def _promise(sweep: FinishedSweep, trial: FinishedTrial, figures: Mapping[str, A
         whole = f"not accounted ({statement['cost']['reason']}), so no guarantee covers its selection"
     else:
         whole = _epsilon_delta_text(figures["sweep_epsilon"], figures["sweep_delta"])
-    if statement["guarantee_label"] == PROVEN:
+    if statement.get("earlier"):  # the ε of the sweep holds under a condition
+        together = f"Of the sweep: {statement['headline']}"
+    elif statement["guarantee_label"] == PROVEN:
         together = f"All releases of the sweep together, including this model and its selection: {whole}."
     else:
         together = f"All trainings of the sweep with a guarantee, together: {whole}. The others have none."

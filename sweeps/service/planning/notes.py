@@ -39,7 +39,7 @@ def plan_notes(
       inputs: the plan's inputs.
       configs: the configuration of the training at each point.
     """
-    options, data, earlier = inputs.options, inputs.data, inputs.earlier
+    options, data = inputs.options, inputs.data
     n = inputs.num_records_public
     sampling, units = _sampling_notes(configs), _unit_notes(options.data, data, configs)
     notes = list(inputs.notes)
@@ -56,11 +56,7 @@ def plan_notes(
     notes += _shard_notes(configs) + _noised_notes(configs[0], n) + units + _bucket_notes(data)
     notes += dict.fromkeys(note for config in configs if (note := warm_start_note(config)))
     notes += dict.fromkeys(note for config in configs if (note := foreign_note(config)))
-    if earlier is not None:
-        notes.append(
-            f"{earlier.choice} The {len(earlier.trials)} trainings of the sweep {earlier.sweep} chose it; "
-            "their cost is part of the cost of the whole sweep."
-        )
+    notes += [earlier.note for earlier in inputs.earlier]
     if options.tuning.strategy in _TUNING_NOTES:
         notes.append(_TUNING_NOTES[options.tuning.strategy])
     return tuple(notes), frozenset([_TAKEN_FROM_DATA, *sampling, *units])

@@ -24,7 +24,7 @@ from sweeps.service.options.data import DataOptions
 from sweeps.service.options.release_options import ReleaseOptions
 from sweeps.service.options.score_options import visible_scores
 from sweeps.service.options.sweep_options import SweepOptions
-from sweeps.service.planning.inputs import EarlierSweep, PlanInputs
+from sweeps.service.planning.inputs import EarlierSweep, PlanInputs, earlier_draws, earlier_trials
 from sweeps.service.planning.notes import plan_notes
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.sweep_cost import cost_of, cost_tags
@@ -85,7 +85,7 @@ class SweepPlan:
       notes: sentences for statement, figure and reports; the terminal leaves out the usual ones.
       usual_notes: notes that every sweep of the kind has; docs/sweeps.md describes them.
       advice: sentences only for the terminal, before anything is spent; not part of the guarantee.
-      earlier: the sweep that chose the settings, whose cost is part of this sweep's cost.
+      earlier: the sweeps whose results decide on the settings; their cost is part of this sweep's cost.
       later: trials of a sweep that will follow this sweep, checked against a ledger in advance.
       publication: the time of a sealed sweep's publication, and the cap on its trials; None until fixed.
       fit: the fit to a total ε; None if no total was requested.
@@ -101,7 +101,7 @@ class SweepPlan:
     notes: tuple[str, ...]
     usual_notes: frozenset[str] = frozenset()
     advice: tuple[str, ...] = ()
-    earlier: EarlierSweep | None = None
+    earlier: tuple[EarlierSweep, ...] = ()
     later: tuple[Trial, ...] = ()
     publication: Publication | None = None
     fit: Fit | None = None
@@ -113,8 +113,8 @@ class SweepPlan:
 
     @property
     def charged_trials(self) -> tuple[Trial, ...]:
-        """All trials that the cost is about, including the earlier sweep that chose the settings."""
-        return self.trials if self.earlier is None else (*self.trials, *self.earlier.trials)
+        """All trials that the cost is about, including those of earlier sweeps."""
+        return (*self.trials, *earlier_trials(self.earlier))
 
     @cached_property
     def hashes(self) -> dict[str, str]:
@@ -128,23 +128,14 @@ class SweepPlan:
         It is stored, so it must not depend on the true number of private records; it depends on n, which is
         public.
         """
-        source, release = self.source, self.release
-        pairs = {name: getattr(source.pairs, name) for name in source.pairs.changed_fields}
-        limit = [] if source.max_image_pixels == MAX_IMAGE_PIXELS else [source.max_image_pixels]
-        is_secure = source.are_private or any(trial.config.secure_noise for trial in self.trials)
-        captions = [] if source.class_captions is None else [source.class_captions]
-        content = {
+        release = self.release
+        is_secure = self.source.are_private or any(trial.config.secure_noise for trial in self.trials)
+        content = data_facts(self.source, self.data) | {
             "trials": [[trial.name, self.hashes[trial.name]] for trial in self.trials],
-            "data": [source.dataset, source.image_size, source.unit_column, pairs, *limit, *captions],
-            "scored": [source.evaluate_on, source.test_fraction, source.probe_datasets],
-            "private": source.are_private,
-            "num_records": len(self.data.train) if self.data.train_is_public else None,
             "cryptographic stream": is_secure,
             "release": None if release.is_open else dataclasses.asdict(release),
-            "earlier": None if self.earlier is None else self.earlier.sweep_id,
+            "earlier": [earlier.sweep_id for earlier in self.earlier] or None,
         }
-        if source.drop_overlap != "none":
-            content["drop_overlap"] = source.drop_overlap
         text = json.dumps(content, sort_keys=True, default=str)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
@@ -160,7 +151,7 @@ class SweepPlan:
     @property
     def private_starts(self) -> dict[Path, PrivateStart]:
         """Models trained on the same records that trainings start from, by the file of their weights."""
-        starts = [trial.config.warm_start for trial in self.trials]
+        starts = [trial.config.warm_start for trial in self.charged_trials]
         return {Path(start.path): start.private for start in starts if start is not None and start.private}
 
     @property
@@ -174,8 +165,7 @@ class SweepPlan:
     @cached_property
     def cost(self) -> TuningCost | None:
         """The cost of the whole sweep, fixed in advance; None if no trial has a guarantee."""
-        draws = self.earlier.draws if self.earlier is not None else None
-        return cost_of(self.release, self.charged_trials, draws, self.max_trials)
+        return cost_of(self.release, self.charged_trials, earlier_draws(self.earlier), self.max_trials)
 
     def tags(self, cost: TuningCost | None = None) -> dict[str, str]:
         """Return the tags of every run, with the given cost, or by default the cost fixed in advance."""
@@ -188,6 +178,20 @@ class SweepPlan:
         if not self.source.are_private:
             tags["research"] = "un-noised scores and SNR of public data are logged"
         return tags
+
+
+def data_facts(source: DataOptions, data: TrainingData) -> dict[str, Any]:
+    """Return the public facts that identify the data of a sweep and of its scores."""
+    pairs = {name: getattr(source.pairs, name) for name in source.pairs.changed_fields}
+    limit = [] if source.max_image_pixels == MAX_IMAGE_PIXELS else [source.max_image_pixels]
+    captions = [] if source.class_captions is None else [source.class_captions]
+    overlap = {} if source.drop_overlap == "none" else {"drop_overlap": source.drop_overlap}
+    return overlap | {
+        "data": [source.dataset, source.image_size, source.unit_column, pairs, *limit, *captions],
+        "scored": [source.evaluate_on, source.test_fraction, source.probe_datasets],
+        "private": source.are_private,
+        "num_records": len(data.train) if data.train_is_public else None,
+    }
 
 
 def build_plan(inputs: PlanInputs) -> SweepPlan:
@@ -229,7 +233,7 @@ def build_plan(inputs: PlanInputs) -> SweepPlan:
         advice=tuple(unread_note(unread_options(options.network, [trial.params for trial in trials]))),
         earlier=inputs.earlier,
     )
-    if plan.earlier is not None:
+    if plan.earlier:
         plan = dataclasses.replace(plan, notes=(*plan.notes, *_shares_of_cost(plan)))
     if not release.is_open:
         _check_sealed_plan(plan)
@@ -239,10 +243,9 @@ def build_plan(inputs: PlanInputs) -> SweepPlan:
 
 
 def _shares_of_cost(plan: SweepPlan) -> list[str]:
-    """Return a note with the ε of the earlier sweep alone and of these trials alone, if both have one."""
-    assert plan.earlier is not None
+    """Return a note with the ε of the earlier sweeps alone and of these trials alone, if both have one."""
     parts = [
-        cost_of(plan.release, plan.earlier.trials, plan.earlier.draws),
+        cost_of(plan.release, earlier_trials(plan.earlier), earlier_draws(plan.earlier)),
         cost_of(plan.release, plan.trials),
     ]
     epsilons = [None if part is None else part.tuned_epsilon for part in parts]
@@ -250,7 +253,8 @@ def _shares_of_cost(plan: SweepPlan) -> list[str]:
         return []
     tuning, final = (rounded_up(epsilon, 4) for epsilon in epsilons if epsilon is not None)
     return [
-        f"Tuning alone costs ε = {tuning}, the final trainings alone ε = {final}; they compose to the total."
+        f"The trainings of earlier sweeps alone cost ε = {tuning}, those of this sweep alone ε = {final}; both "
+        "compose to the total."
     ]
 
 

@@ -21,6 +21,15 @@ A step that also releases its noised norm has the joint noise multiplier of σ',
 counts have the same noise in all trials. So 2 holds for both, too. Permitted methods are those whose steps
 are of this kind (`Method.plain_event`). `searched_trial` uses no less noise than σ, and steps that restarts
 repeat are charged additionally at σ.
+
+*Earlier sweeps.* A search may start from the results of earlier open sweeps on the same records. All that
+they and the search release is (ε, δ)-DP with the ε of all steps that the earlier sweeps planned or have drawn
+and of the K·T steps, **if K, q, σ and T do not depend on the earlier results**. Proof: the pairs of all these
+steps are then fixed in advance, and 3 holds for them in their order. The settings of a trial may depend on
+the earlier results, as on the results of earlier trials. If a person chose K, q, σ or T after seeing them,
+the composition by PLD is no guarantee (docs/theory/ledger.md has a counterexample). Then only the ledger's
+(ε, δ) covers the sweeps together: its rule allows this choice, and it has charged the earlier sweeps already.
+The statement of such a search states this condition.
 """
 
 from __future__ import annotations
@@ -28,6 +37,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
@@ -38,9 +48,13 @@ from sweeps.service.planning.inputs import PlanInputs, num_records
 from sweeps.service.planning.plan import SweepPlan, build_plan, trial_at
 from sweeps.service.planning.space import EPSILON, SearchOptions, Space, without_invalid
 from sweeps.service.planning.trials import Point, Trial, is_proven
+from sweeps.service.storage.sweep_folder import config_hash, differences_text
 from trainers.config.networks import NetworkOptions
 from trainers.config.tree import leaves
 from trainers.data.dataset import TrainingData
+
+Observation = tuple[Mapping[str, Any], Mapping[str, float]]
+"""A finished trial of an earlier sweep: its values of the searched options, and its metrics."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,17 +65,21 @@ class SearchPlan(SweepPlan):
       options: the search's options.
       inputs: the inputs of the search, from which each trial is planned.
       space: the space of its settings.
+      observations: the settings and metrics of earlier sweeps' trials that the sampler learns from.
     """
 
     options: SearchOptions
     inputs: PlanInputs
     space: Space
+    observations: tuple[Observation, ...] = ()
 
     @property
     def fingerprint(self) -> str:
         """Return the fingerprint of the sweep, including the space, the sampler and the objectives."""
         space = [astuple(axis) for axis in self.space.axes]
-        text = json.dumps([super().fingerprint, space, self.options.sampler, self.options.objectives])
+        names = [self.options.earlier] if self.options.earlier else []
+        content = [super().fingerprint, space, self.options.sampler, self.options.objectives, *names]
+        text = json.dumps(content)
         return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
     def params(self) -> dict[str, Any]:
@@ -98,6 +116,8 @@ def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequ
     check_objectives(options, inputs.data, space, own_scores)
     point = Point(label="trial", changes=space.costliest())
     plan = build_plan(replace(inputs, points=[point], notes=[*inputs.notes, *removal_notes]))
+    if inputs.earlier and plan.cost is not None and plan.cost.reason is not None:
+        raise ConfigError(f"a search and its earlier sweeps need a known total cost: {plan.cost.reason}.")
     mechanism = plan.trials[0].config.mechanism
     if not mechanism.rules.plain_event:
         raise ConfigError(
@@ -119,7 +139,51 @@ def plan_search(inputs: PlanInputs, space: Space | None = None, own_scores: Sequ
         )
     plan_fields = {field.name: getattr(plan, field.name) for field in fields(plan)}
     replacements = {"trials": trials, "notes": tuple(notes)}
-    return SearchPlan(**{**plan_fields, **replacements}, options=options, inputs=inputs, space=space)
+    search = SearchPlan(**{**plan_fields, **replacements}, options=options, inputs=inputs, space=space)
+    return _with_observations(search) if inputs.earlier else search
+
+
+def _with_observations(plan: SearchPlan) -> SearchPlan:
+    """Return the plan with the finished trials of earlier sweeps that are trials of the space, and notes.
+
+    Raises:
+      ConfigError: there is none, so the search would pay for results that it does not use.
+    """
+    observations, counts = list[Observation](), Counter[str]()
+    for sweep in plan.earlier:
+        for result in sweep.results.values():
+            values = {axis.option: result["params"].get(axis.column) for axis in plan.space.axes}
+            if (reason := _reason_to_skip(plan, values, result)) is None:
+                observations.append((values, result["metrics"]))
+            else:
+                counts[f"results of the sweep {sweep.sweep} are not used: {reason}."] += 1
+    notes = [f"{number} {text}" for text, number in counts.items()]
+    if not observations:
+        raise ConfigError(
+            "earlier sweeps must have a result in the space of the search, as their ε is added; got none. "
+            f"{' '.join(notes)} Leave them out, or search their space, with their options"
+        )
+    notes.append(
+        "The ε of the whole search holds if earlier results did not decide its number of trials, q, σ and T, "
+        "as if all had been planned together. Otherwise only a ledger's (ε, δ) covers them together."
+    )
+    return replace(plan, observations=tuple(observations), notes=(*plan.notes, *notes))
+
+
+def _reason_to_skip(plan: SearchPlan, values: Mapping[str, Any], result: Mapping[str, Any]) -> str | None:
+    """Return why an earlier result is no result of the search's own trial at these values; None if it is."""
+    try:
+        for axis in plan.space.axes:
+            axis.proposal(values[axis.option])
+    except (ValueError, TypeError):
+        return "they are outside the space"
+    params = result["params"]
+    config = replace(searched_trial(plan, 0, values).config, public_seed=params["public_seed"])
+    if config_hash(config) != result["config_hash"]:
+        own = config.as_params()
+        return f"other options differ{differences_text({name: params.get(name) for name in own}, own)}"
+    scores = [result["metrics"].get(name, math.nan) for name in plan.options.objectives]
+    return None if all(map(math.isfinite, scores)) else f"they lack {' or '.join(plan.options.objectives)}"
 
 
 def costliest_trials(inputs: PlanInputs, space: Space) -> list[Trial]:

@@ -52,6 +52,8 @@ class SearchOptions(
     """Number of trainings; it is fixed in advance, and so is their total privacy cost."""
     objectives: tuple[str, ...] = ()
     """Scores to maximise; by default k-NN accuracy (recall at 10 for pairs); epsilon adds a Pareto front."""
+    earlier: tuple[str, ...] = ()
+    """Open sweeps on the same data, by name: the search starts from their results and includes their ε."""
     group_sizes: tuple[GroupSize, ...] = field(default=(), metadata=varies("group_size"))
     """Values of S to choose from."""
     num_augmentations_grid: tuple[int, ...] = ()
@@ -83,6 +85,11 @@ class SearchOptions(
             )
         if self.num_trials < 2:
             raise ConfigError(f"num_trials must be at least 2, to choose from; got {self.num_trials}")
+        if self.earlier and self.sampler == "random":
+            raise ConfigError(
+                "earlier sweeps need a sampler that learns from them, because their ε is added; got random. "
+                "Set --sampler tpe, or leave --earlier out."
+            )
         if self.epsilon_range and self.noise_multiplier_range:
             raise ConfigError("set epsilon_range or noise_multiplier_range, not both: σ follows from ε")
         if self.epsilon_range or self.noise_multiplier_range:

@@ -11,6 +11,7 @@ from dpgcl_core.accounting.tuning.modes import SEALED_THRESHOLD
 from dpgcl_core.errors import StorageError
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement
+from sweeps.service.planning.inputs import earlier_draws
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.sweep_cost import cost_of, open_trials
 from sweeps.service.planning.trials import ChargedSteps, Trial, is_proven, trial_class
@@ -26,11 +27,9 @@ STATEMENT = "privacy_statement"
 def count_draws(
     plan: SweepPlan, folder: SweepFolder, results: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, ChargedSteps]:
-    """Return upper bounds on the draws of each begun trial, in an open sweep and its earlier sweep."""
+    """Return upper bounds on the draws of each begun trial, in an open sweep and its earlier sweeps."""
     bounds = {t.name: count_draws_of(t, folder, results.get(t.name)) for t in plan.trials}
-    if plan.earlier is not None:
-        bounds |= plan.earlier.draws
-    return {name: draws for name, draws in bounds.items() if draws is not None}
+    return earlier_draws(plan.earlier) | {name: draws for name, draws in bounds.items() if draws is not None}
 
 
 def count_draws_of(

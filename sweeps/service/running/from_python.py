@@ -105,13 +105,15 @@ def search(
     num_trials: int,
     *,
     sampler: str = "tpe",
+    earlier: Sequence[str] = (),
     question: str = "search",
     figure: Figure | None = None,
 ) -> SweepResult:
     """Search a space of settings for the one with the highest score, and return all trials.
 
     Guarantee: as in `run`, whatever settings the search chooses; the cost is that of `num_trials` trainings
-    at the least noise of the space (proof: `sweeps.service.planning.search_plan`).
+    at the least noise of the space (proof and, with `earlier`, its condition:
+    `sweeps.service.planning.search_plan`). `tuned_epsilon` then includes the cost of the earlier sweeps.
 
     Args:
       options: the sweep's options; the space replaces some of them. Each setting is trained once.
@@ -120,6 +122,7 @@ def search(
         name in the table and in MLflow; a trial whose score is not finite counts as failed.
       num_trials: number of trainings, fixed in advance.
       sampler: the sampler that proposes settings: tpe learns from earlier trials, random does not.
+      earlier: names of open sweeps on the same data; tpe learns from their results, and their ε is added.
       question, figure: as in `run`.
 
     Raises:
@@ -130,7 +133,9 @@ def search(
     name = score if isinstance(score, str) else _name_of(score)
     nodes = {node.name: getattr(options, node.name) for node in fields(SweepOptions)}
     nodes["service"] = replace(options.service, repeats=1)
-    searched = SearchOptions(**nodes, num_trials=num_trials, objectives=(name,), sampler=sampler)
+    searched = SearchOptions(
+        **nodes, num_trials=num_trials, objectives=(name,), sampler=sampler, earlier=tuple(earlier)
+    )
     own_score = None if isinstance(score, str) else OwnScore(name, score)
     policy = SearchPolicy(space=space_of(space), own_score=own_score)
     outcome = run_with_strategy(question, searched, (), figure, policy)

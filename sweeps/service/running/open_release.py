@@ -16,6 +16,7 @@ from sweeps.service.options.data import data_path
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.sweep_statement import count_draws_of, withdraw_statement
 from sweeps.service.running.conclude import Conclusion, Figure, conclude
+from sweeps.service.running.earlier_sweeps import store_charged
 from sweeps.service.running.listeners import (
     Listeners,
     SweepBeginning,
@@ -90,6 +91,7 @@ class OpenRelease:
         self.mlflow.open()
         sweep.calibrations.keep()
         if sweep.is_new:
+            store_charged(self.folder, self.plan, sweep.facts)
             facts = {"fingerprint": self.plan.fingerprint, "params": self.plan.params()}
             facts |= {"data_is": self.plan.tags()["data_is"], "sweep_id": sweep.sweep_id}
             self.folder.create(facts | {"account": sweep.account}, sweep.repetition)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,8 +19,8 @@ from sweeps.service.options.resume_options import command_of
 from sweeps.service.options.service import ServiceOptions, StorageOptions
 from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.duration import seconds_of_trials
-from sweeps.service.planning.inputs import EarlierSweep, PlanInputs, num_records
-from sweeps.service.planning.plan import Fit, SweepPlan
+from sweeps.service.planning.inputs import PlanInputs, num_records
+from sweeps.service.planning.plan import Fit, SweepPlan, data_facts
 from sweeps.service.planning.publication import Publication
 from sweeps.service.planning.size_to_data import fitted_to_size
 from sweeps.service.planning.sweep_data import load_training_data
@@ -68,6 +68,7 @@ class PreparedSweep:
       repetition: the options and command that repeat and continue it.
       known_plan: the plan that its folder had during planning; None for a new sweep.
       sweep_id: random id that distinguishes it from a sweep of the same name elsewhere.
+      facts: the facts of `ChargedTrials`, which a search and the sweeps that it starts from share.
       listeners: the listener that the user's options name, or none.
     """
 
@@ -85,6 +86,7 @@ class PreparedSweep:
     repetition: Repetition
     known_plan: dict[str, Any] | None
     sweep_id: str
+    facts: Mapping[str, Any]
     listeners: tuple[Listener, ...] = ()
 
     @property
@@ -124,7 +126,6 @@ def prepare_sweep(
     points: Sequence[Point],
     policy: TrialPolicy,
     *,
-    earlier: EarlierSweep | None,
     repeat_options: SweepOptions | None,
 ) -> Iterator[PreparedSweep]:
     """Plan a sweep, check it, and print its plan; a dry run also prints its estimated duration.
@@ -134,7 +135,6 @@ def prepare_sweep(
       options: the user's options.
       points: the settings to compare.
       policy: decides which trials the sweep trains.
-      earlier: an earlier sweep whose results chose these points; its privacy cost is added.
       repeat_options: the options of both sweeps, stored for repeating them, if `options` are for one of two.
 
     Raises:
@@ -162,6 +162,12 @@ def prepare_sweep(
         )
     with calibrations(root) as cache:
         repeat_options = repeat_options or options
+        facts = data_facts(data, records) | {
+            "num_records_public": options.mechanism.num_records_public or num_records(records),
+            "score_on_held_out": options.evaluation.score_on_held_out,
+            "account": account_of(ledger, dataset_id),
+        }
+        earlier = policy.read_earlier(options, root, facts)
         options, points, size_notes = fitted_to_size(options, points, num_records(records))
         inputs = PlanInputs(
             question=question,
@@ -178,6 +184,7 @@ def prepare_sweep(
             trials_of=lambda changed_options: policy.trials(replace(inputs, options=changed_options)),
             total_epsilon=service.total_epsilon,
             account=None if ledger is None or dataset_id is None else (ledger, dataset_id),
+            earlier=earlier,
         )
         if (fit := _fit(inputs, limits, root, has_fixed_noise=policy.fixes_noise(inputs))) is not None:
             epsilon = {} if fit.epsilon is None else {"epsilon": fit.epsilon}
@@ -231,6 +238,7 @@ def prepare_sweep(
             ),
             known_plan=folder_plan,
             sweep_id=_sweep_id(folder_plan, budget),
+            facts=facts,
             listeners=listeners,
         )
 

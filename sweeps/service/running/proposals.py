@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.service.planning.samplers import SAMPLERS
+from sweeps.service.planning.search_plan import Observation
 from sweeps.service.planning.space import EPSILON, Axis, SearchOptions, Space
 from sweeps.service.running.study import direction
 
@@ -27,9 +28,12 @@ class Proposals:
     Args:
       space: the space of the settings.
       options: sampler, seed, objectives and number of trials.
+      observations: settings and metrics of earlier sweeps' trials, which have every objective.
     """
 
-    def __init__(self, space: Space, options: SearchOptions) -> None:
+    def __init__(
+        self, space: Space, options: SearchOptions, observations: Sequence[Observation] = ()
+    ) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._space, self._options = space, options
         self._distributions = {axis.option: _distribution(axis) for axis in space.axes}
@@ -37,15 +41,20 @@ class Proposals:
         self._study = optuna.create_study(
             directions=directions, sampler=RandomSampler(seed=options.service.seed)
         )
+        self._num_observations = 0
+        for number, (values, metrics) in enumerate(observations, start=1):
+            self.repeat(values)
+            self.record_scores(number, metrics)
+        self._num_observations = len(observations)
 
     @property
     def num_suggestions(self) -> int:
         """The number of trials that were proposed so far."""
-        return len(self._study.get_trials(deepcopy=False))
+        return len(self._study.get_trials(deepcopy=False)) - self._num_observations
 
     def suggest(self) -> dict[str, Any]:
         """Propose the next trial: return its values by option."""
-        self._study.sampler = self._sampler(self.num_suggestions)
+        self._study.sampler = self._sampler(self._num_observations + self.num_suggestions)
         return self._values(self._study.ask(self._distributions).params)
 
     def repeat(self, values: Mapping[str, Any]) -> None:
@@ -65,22 +74,23 @@ class Proposals:
         """
         scores = [(metrics or {}).get(name, math.nan) for name in self._options.objectives]
         if all(map(math.isfinite, scores)):
-            self._study.tell(number - 1, scores)
+            self._study.tell(self._num_observations + number - 1, scores)
         else:
-            self._study.tell(number - 1, state=TrialState.FAIL)
+            self._study.tell(self._num_observations + number - 1, state=TrialState.FAIL)
 
     def best(self) -> list[tuple[list[int], dict[str, float]]]:
-        """Return the settings that no other setting beats in all objectives, sorted by ε.
+        """Return the search's own settings that none of them beats in all objectives, sorted by ε.
 
         Each has the numbers of its trials, and the objectives' means over these trials.
         """
         settings: dict[str, list[FrozenTrial]] = defaultdict(list)
-        for trial in self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)):
-            settings[str(self._values(trial.params))].append(trial)
+        for trial in self._study.get_trials(deepcopy=False)[self._num_observations :]:
+            if trial.state is TrialState.COMPLETE:
+                settings[str(self._values(trial.params))].append(trial)
         pooled = optuna.create_study(directions=self._study.directions)
         for trials in settings.values():
             means = np.mean([trial.values for trial in trials], axis=0).tolist()
-            numbers = [trial.number + 1 for trial in trials]
+            numbers = [trial.number + 1 - self._num_observations for trial in trials]
             pooled.add_trial(optuna.trial.create_trial(values=means, user_attrs={"numbers": numbers}))
         front = [
             (trial.user_attrs["numbers"], dict(zip(self._options.objectives, trial.values, strict=True)))

@@ -19,18 +19,20 @@ from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement, rounded_up
 from sweeps.service.cluster.trial_queue import TrialSource
 from sweeps.service.console.terminal import count, print_line, print_notes, steps_text, warn
-from sweeps.service.planning.inputs import PlanInputs
+from sweeps.service.options.sweep_options import SweepOptions
+from sweeps.service.planning.inputs import EarlierSweep, PlanInputs, earlier_trials
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.search_plan import SearchPlan, costliest_trials, plan_search, searched_trial
 from sweeps.service.planning.space import SearchOptions, Space
 from sweeps.service.planning.trials import ChargedSteps, Trial, is_proven
+from sweeps.service.running.earlier_sweeps import read_charged, read_earlier_sweeps
 from sweeps.service.running.mlflow_listener import times_ms
 from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.study import SearchStudy
 from sweeps.service.running.sweep_trials import Results, SweepTrials
 from sweeps.service.running.trial_policy import TrialPolicy
 from sweeps.service.storage.calibrations import CalibrationCache
-from sweeps.service.storage.sweep_folder import SweepFolder, write_json
+from sweeps.service.storage.sweep_folder import SweepFolder, named_folder, write_json
 from trainers.files.durable_files import make_folder, storage_errors, sync_folder
 
 
@@ -66,6 +68,17 @@ class SearchPolicy(TrialPolicy):
 
     space: Space | None = None
     own_score: OwnScore | None = None
+
+    def read_earlier(
+        self, options: SweepOptions, root: Path, facts: Mapping[str, Any]
+    ) -> tuple[EarlierSweep, ...]:
+        """Return the sweeps that the options name, as they are now, or as they were when the search began."""
+        assert isinstance(options, SearchOptions)
+        if options.earlier and options.storage.resume and options.storage.name is not None:
+            folder = named_folder(root, options.storage.name)
+            if folder.read_plan() is not None:
+                return read_charged(folder).earlier
+        return read_earlier_sweeps(root, options.earlier, facts)
 
     def trials(self, inputs: PlanInputs) -> Sequence[Trial]:
         """Return as many trials as the search has, each with the least noise that the space allows."""
@@ -116,7 +129,7 @@ class SearchTrials(SweepTrials):
     ) -> None:
         super().__init__(plan, folder)
         self._search, self._calibrations, self._own_score = plan, calibrations, own_score
-        self._proposals = Proposals(plan.space, plan.options)
+        self._proposals = Proposals(plan.space, plan.options, plan.observations)
         self._values: dict[str, Mapping[str, Any]] = {}
         self._study = SearchStudy(folder.path, plan.options.objectives, plan.space.axes)
         self._to_repeat: list[Trial] = []
@@ -178,17 +191,19 @@ class SearchTrials(SweepTrials):
         self, draws: Mapping[str, ChargedSteps], ledger: LedgerStatement | None
     ) -> PrivacyStatement:
         """Return the statement, with the trained mechanisms in place of the one with the least noise."""
-        trained = [self.by_name[name] for name in draws if is_proven(self.by_name[name])]
-        mechanisms = list(dict.fromkeys(trial.config.mechanism for trial in trained))
+        names, earlier = [name for name in draws if name in self.by_name], self._search.earlier
+        trained = [*(self.by_name[name] for name in names), *earlier_trials(earlier)]
+        mechanisms = list(dict.fromkeys(trial.config.mechanism for trial in filter(is_proven, trained)))
         statement = super().statement(draws, ledger)
-        notes, num_settings = statement.notes, len({str(self._values[name]) for name in draws})
-        if num_settings < len(draws):
-            counts_text = f"{count(len(draws), 'training')} of {count(num_settings, 'setting')}"
+        notes, num_settings = statement.notes, len({str(self._values[name]) for name in names})
+        if num_settings < len(names):
+            counts_text = f"{count(len(names), 'training')} of {count(num_settings, 'setting')}"
             notes = (
                 *notes,
                 f"{counts_text}: repeats of one setting are ranked by their mean, and all are charged.",
             )
-        return replace(statement, mechanisms=mechanisms, notes=notes)
+        sweeps = tuple(sweep.sweep for sweep in earlier)
+        return replace(statement, mechanisms=mechanisms, notes=notes, earlier=sweeps)
 
     def finish(self) -> None:
         """Add the finished trials that the stored study still lacks."""

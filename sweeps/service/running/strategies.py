@@ -322,7 +322,7 @@ def preview(
 ) -> tuple[SweepPlan, PlanInputs]:
     """Plan, check and print a sweep on the private records that has not begun; return plan and inputs."""
     options = replace_options(options, name=None, resume=False)
-    with prepare_sweep(question, options, points, policy, earlier=None, repeat_options=None) as sweep:
+    with prepare_sweep(question, options, points, policy, repeat_options=None) as sweep:
         inputs = PlanInputs(
             question=question,
             options=options,

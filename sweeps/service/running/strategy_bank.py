@@ -219,7 +219,7 @@ class Replay:
             **plan.params(),
             "dataset": plan.source.dataset,
             "data_is": "public",
-            "tuning_cost": "Tuning cost: in the target ε; the largest ε spent is that of the model's training.",
+            "tuning_cost": "Tuning cost: in the target ε; the largest ε spent is the model's.",
         }
         rows = list[dict[str, Any]]()
         for repeat in range(self.num_repeats):

@@ -13,7 +13,6 @@ from dpgcl_core.release.statement import PrivacyStatement
 from sweeps.service.console.display import show_progress
 from sweeps.service.console.terminal import short_name, warn
 from sweeps.service.options.sweep_options import SweepOptions
-from sweeps.service.planning.inputs import EarlierSweep
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Point
 from sweeps.service.running.clock import SystemClock
@@ -61,7 +60,6 @@ def execute(
     points: Sequence[Point],
     figure: Figure | None,
     *,
-    earlier: EarlierSweep | None = None,
     policy: TrialPolicy = ALL_POINTS,
     repeat_options: SweepOptions | None = None,
     clock: SystemClock = SYSTEM_CLOCK,
@@ -76,7 +74,6 @@ def execute(
       points: the settings to compare.
       figure: draws the sweep's figure from MLflow only: (tracking uri, sweep name, folder) → files; None for
         no figure.
-      earlier: an earlier sweep whose results chose these points; its privacy cost is added.
       policy: decides which trials an open sweep trains.
       repeat_options: the options of both sweeps, stored for repeating them, if `options` are for one of two.
       clock: the clock that times a sealed sweep's publication.
@@ -88,7 +85,7 @@ def execute(
     Raises:
       DpgclError: bad input; a script then exits with code 2.
     """
-    context = prepare_sweep(question, options, points, policy, earlier=earlier, repeat_options=repeat_options)
+    context = prepare_sweep(question, options, points, policy, repeat_options=repeat_options)
     with show_progress(quiet=options.service.is_quiet), context as sweep:
         plan, folder = sweep.plan, sweep.folder
         if options.service.dry_run:

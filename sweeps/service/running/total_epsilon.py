@@ -16,8 +16,9 @@ from dataclasses import dataclass, replace
 from dpgcl_core.errors import BudgetExceeded, ConfigError
 from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.release.statement import delta_text
+from dpgcl_core.release.statement import delta_text, rounded_up
 from sweeps.service.options.sweep_options import SweepOptions
+from sweeps.service.planning.inputs import EarlierSweep, earlier_draws, earlier_trials
 from sweeps.service.planning.plan import Fit
 from sweeps.service.planning.space import SearchOptions
 from sweeps.service.planning.sweep_cost import cost_of, delta_of
@@ -44,6 +45,7 @@ class Limits:
       trials_of: returns the sweep's trials for given options.
       total_epsilon: the limit on the whole sweep's ε; None if only the ledger limits it.
       account: the ledger and data set that it is charged to; None without a ledger.
+      earlier: the sweeps that it starts from. They count for its ε, and are in the ledger already.
     """
 
     options: SweepOptions
@@ -51,6 +53,7 @@ class Limits:
     trials_of: TrialsOf
     total_epsilon: float | None
     account: tuple[Ledger, str] | None = None
+    earlier: tuple[EarlierSweep, ...] = ()
 
     def fit(self, *, has_fixed_noise: bool) -> Fit:
         """Return the largest ε of one training, or the most repeats, that keep the sweep within its limits.
@@ -64,6 +67,11 @@ class Limits:
         """
         total, repeats = self.total_epsilon, self.options.service.repeats
         assert total is not None
+        if (alone := self._epsilon_of([])) >= total:
+            raise ConfigError(
+                f"--total-epsilon must exceed the ε of the earlier sweeps, which is {rounded_up(alone, 4)}; "
+                f"got {total:g}. Raise it, or leave sweeps out of --earlier"
+            )
         if not has_fixed_noise:
             epsilon = self._largest_epsilon(max_epsilon=total)
             if epsilon is not None:
@@ -168,10 +176,11 @@ class Limits:
 
     def _delta(self, proven: Sequence[Trial]) -> float:
         """Return the δ of the total: the smaller of the sweep's δ and the δ of the ledger's cap."""
+        delta = delta_of([*proven, *filter(is_proven, earlier_trials(self.earlier))])
         if self.account is None:
-            return delta_of(proven)
+            return delta
         ledger, dataset_id = self.account
-        return min(delta_of(proven), ledger.read_charges(dataset_id, with_pld=False).cap.delta)
+        return min(delta, ledger.read_charges(dataset_id, with_pld=False).cap.delta)
 
     def _limit_share(self, trials: Sequence[Trial]) -> float:
         """Return the share of the tighter limit that trials need: above 1 if they do not fit."""
@@ -181,9 +190,15 @@ class Limits:
         of_ledger = self._share_of_ledger(proven)
         if self.total_epsilon is None or of_ledger > 1:
             return of_ledger
-        cost = cost_of(self.options.release, proven, delta=self._delta(proven))
-        tuned = cost.tuned_epsilon if cost is not None else None
-        return math.inf if tuned is None else max(of_ledger, tuned / self.total_epsilon)
+        return max(of_ledger, self._epsilon_of(proven) / self.total_epsilon)
+
+    def _epsilon_of(self, proven: Sequence[Trial]) -> float:
+        """Return the ε of these trials and of all earlier sweeps; inf if it is not accounted."""
+        charged, draws = [*proven, *earlier_trials(self.earlier)], earlier_draws(self.earlier)
+        if not any(map(is_proven, charged)):
+            return 0.0
+        cost = cost_of(self.options.release, charged, draws, delta=self._delta(proven))
+        return math.inf if cost is None or cost.tuned_epsilon is None else cost.tuned_epsilon
 
     def _share_of_ledger(self, trials: Sequence[Trial]) -> float:
         """Return the share of the ledger's remaining RDP that trials need; above 1 if the ledger has no room.

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from sweeps.service.console.terminal import print_plan
-from sweeps.service.planning.inputs import PlanInputs
+from sweeps.service.options.sweep_options import SweepOptions
+from sweeps.service.planning.inputs import EarlierSweep, PlanInputs
 from sweeps.service.planning.plan import SweepPlan, build_plan, planned_trials
 from sweeps.service.planning.trials import Trial
 from sweeps.service.running.sweep_trials import SweepTrials
@@ -21,9 +24,26 @@ class TrialPolicy:
 
     Attributes:
       has_answer: whether the sweep ends in an answer to its question.
+      earlier: the sweeps whose results chose the points' settings; their privacy cost is added.
     """
 
     has_answer: bool = True
+    earlier: tuple[EarlierSweep, ...] = ()
+
+    def read_earlier(
+        self, options: SweepOptions, root: Path, facts: Mapping[str, Any]
+    ) -> tuple[EarlierSweep, ...]:
+        """Return the sweeps whose results decide on the trials.
+
+        Args:
+          options: the user's options.
+          root: the storage folder.
+          facts: the facts of `ChargedTrials`.
+
+        Raises:
+          DpgclError: an earlier sweep cannot be used; see `read_earlier_sweeps`.
+        """
+        return self.earlier
 
     def trials(self, inputs: PlanInputs) -> Sequence[Trial]:
         """Return all trials whose cost counts for the sweep."""

@@ -24,8 +24,8 @@ from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.inputs import EarlierSweep, PlanInputs
 from sweeps.service.planning.plan import SweepPlan, planned_trials
 from sweeps.service.planning.trials import Point, Trial, is_proven, trial_class
-from sweeps.service.privacy.sweep_statement import count_draws
 from sweeps.service.running.conclude import Figure
+from sweeps.service.running.earlier_sweeps import configs_of, earlier_sweep
 from sweeps.service.running.prepare import sweep_prefix
 from sweeps.service.running.sweep import Outcome, execute
 from sweeps.service.running.total_epsilon import fixes_noise
@@ -80,9 +80,7 @@ class FirstOfTwo(TrialPolicy):
     def _second_inputs(self, inputs: PlanInputs) -> PlanInputs:
         """Return the inputs of the second sweep's plan, with the first sweep's mechanism options."""
         second = replace(self.options, mechanism=inputs.options.mechanism)
-        return replace(
-            inputs, question=self.question, options=second, points=self.points, notes=(), earlier=None
-        )
+        return replace(inputs, question=self.question, options=second, points=self.points, notes=())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,8 +154,7 @@ def run_two_sweeps(
         second,
         choose(tuning),
         figure,
-        earlier=_earlier_sweep(tuning, choice),
-        policy=SecondOfTwo(provisional=first.points),
+        policy=SecondOfTwo(provisional=first.points, earlier=(_earlier_sweep(tuning, choice),)),
         repeat_options=options,
     )
 
@@ -312,10 +309,8 @@ def _final_point(candidate: Point, setting: Point, num_tried: int) -> Point:
 
 def _earlier_sweep(tuning: Outcome, choice: str) -> EarlierSweep:
     assert tuning.folder is not None
-    return EarlierSweep(
-        sweep=tuning.folder.name,
-        sweep_id=(tuning.folder.read_plan() or {})["sweep_id"],
-        trials=tuning.plan.trials,
-        draws=count_draws(tuning.plan, tuning.folder, tuning.results),
-        choice=choice,
+    note = (
+        f"{choice} The {len(tuning.plan.trials)} trainings of the sweep {tuning.folder.name} chose it; their "
+        "cost is part of the cost of the whole sweep."
     )
+    return earlier_sweep(tuning.folder, configs_of(tuning.plan), note)

@@ -8,6 +8,8 @@ Everything is under one absolute storage folder:
     sweeps/NAME/plan.json        the configuration this folder belongs to, whether its data are public, its
                                  id, its account in a ledger, the head of that ledger after the last charge,
                                  and the command that started it
+    sweeps/NAME/charged.json     what an open sweep's cost depends on: the configurations of its planned
+                                 trials, and the sweeps that a search started from, as they were then
     sweeps/NAME/trials/*.json    one file per finished trial: the results that a resume relies on
     sweeps/NAME/checkpoints/     one folder per trial; in an open sweep its progress.json has the steps done.
                                  outcomes.npz has each public record's contribution to the scores
@@ -297,7 +299,7 @@ def find_folder(
     if plan.get("fingerprint") != fingerprint:
         raise StorageError(
             f"the sweep folder {folder.path} belongs to another configuration"
-            f"{_differences(plan.get('params'), params)}; "
+            f"{differences_text(plan.get('params'), params)}; "
             "choose another --name, or the options it was started with"
         )
     if not resume:
@@ -340,10 +342,10 @@ def config_hash(config: TrainingConfig) -> str:
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
-def _differences(before: Any, now: Mapping[str, Any] | None) -> str:
+def differences_text(before: Any, now: Mapping[str, Any] | None) -> str:
     """Return the params that differ between two configurations as text, without performance options.
 
-    >>> _differences({"num_steps": 5, "device": "cpu"}, {"num_steps": 7, "device": "cuda"})
+    >>> differences_text({"num_steps": 5, "device": "cpu"}, {"num_steps": 7, "device": "cuda"})
     ' (num_steps was 5, is 7)'
     """
     if not isinstance(before, dict) or now is None:

@@ -122,6 +122,14 @@ def test_private_sweep_with_a_training_without_guarantee_has_none(label: str, re
     assert reason in loose.headline()
 
 
+def test_statement_of_a_search_states_on_what_its_total_with_earlier_sweeps_depends() -> None:
+    headline = replace(STATEMENT, earlier=("first", "second"), ledger=None).headline()
+    assert "together with sweep first and second, whose results it starts from" in headline
+    assert "if those results did not decide its number of trials, q, σ and T" in headline
+    assert headline.endswith("otherwise no ε covers them together.")
+    assert "whose results" not in STATEMENT.headline()
+
+
 def test_statement_of_public_data_says_research() -> None:
     public = replace(STATEMENT, data_are_private=False)
     assert "research: public data" in public.to_markdown()

@@ -133,6 +133,17 @@ def test_promise_of_a_chosen_model_states_the_sweeps_epsilon(sweeps: Sweeps, tmp
     assert f"including this model and its selection: ε = {epsilon_text(found.sweep_epsilon)}" in found.promise
 
 
+def test_promise_of_a_search_from_earlier_sweeps_has_the_condition_of_its_epsilon(
+    copied: Sweeps, tmp_path: Path
+) -> None:
+    file = copied.root / "sweeps/scans/privacy_statement.json"
+    statement = json.loads(file.read_text()) | {"earlier": ["first"], "headline": "All, if it is so."}
+    file.write_text(json.dumps(statement))
+    promise = read_description(copied.export("--sweep", "scans", to=tmp_path / "m")).promise
+    assert "Of the sweep: All, if it is so. " in promise
+    assert "All releases of the sweep together" not in promise
+
+
 def test_statement_begins_with_the_model_and_goes_on_as_the_sweeps(sweeps: Sweeps, tmp_path: Path) -> None:
     folder = sweeps.export("--sweep", "scans", to=tmp_path / "m")
     promise = read_description(folder).promise
