@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from benchmarks.audit import canary, training_step
@@ -11,11 +13,15 @@ from tests.docs.commands import ROOT
 PAGE = (ROOT / "docs/theory/audits.md").read_text(encoding="utf-8")
 
 
+def _cells(source: str) -> list[list[str]]:
+    """The cells of the table that came from a command or a file, row by row."""
+    table = PAGE.split(f"<!-- {source} -->\n")[1].split("<!-- end -->")[0].strip().splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+
+
 def _rows(command: str) -> dict[str, tuple[str, str]]:
     """The noise and the verdict of each row of a command's table."""
-    table = PAGE.split(f"<!-- {command} -->\n")[1].split("<!-- end -->")[0].strip().splitlines()[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
-    return {row[0]: (row[3], row[4]) for row in cells}
+    return {row[0]: (row[3], row[4]) for row in _cells(command)}
 
 
 def _name(defect: Defect | None) -> str | None:
@@ -48,6 +54,18 @@ def test_page_shows_every_row_of_the_audit(command: str, wanted: list[tuple[str,
     for (noise, verdict), (_, defect, broken) in zip(rows.values(), wanted, strict=True):
         assert verdict == ("refuted" if broken else "holds")
         assert broken or (noise == "as claimed") == (defect is None)
+
+
+def test_page_shows_the_numbers_of_the_audits_in_one_training() -> None:
+    name = "one_run-2026-11-28.json"
+    wanted = []
+    for result in json.loads((ROOT / "benchmarks/results" / name).read_text(encoding="utf-8")):
+        factor, claim = result["noise_factor"], result["claimed_epsilon"]
+        bounds = [attack["epsilon_lower_bound"] for attack in result["attacks"].values()]
+        training = "as written" if factor == 1 else f"noise × {factor:g}"
+        verdict = "refuted" if max(bounds) > claim else "not refuted"
+        wanted.append([training, *(f"{number:.3f}" for number in (claim, *bounds)), verdict])
+    assert _cells(name) == wanted
 
 
 def test_defects_of_both_audits_are_counted_as_the_changelog_says() -> None:
