@@ -167,7 +167,7 @@ def largest_epsilon(num_canaries: int, delta: float, confidence: float) -> float
     """Return the bound of `guess_canaries` if every guess is right: no audit with m canaries shows more.
 
     >>> round(largest_epsilon(1000, 1e-6, 0.95), 2), round(math.log(1000 / 5), 2)
-    (5.31, 5.3)
+    (5.34, 5.3)
     """
     return _best_guesses(int.__add__, num_canaries, delta, confidence).epsilon_lower_bound
 

@@ -67,8 +67,8 @@ from dpgcl_core.workers import SingleWorker
 from sweeps.service.options.sweep_command_line import parse_options
 from sweeps.service.options.sweep_options import SweepOptions, errors_in_flags
 from sweeps.service.planning.sweep_data import load_training_data
+from trainers.config.nodes import EvaluationConfig
 from trainers.config.training import TrainingConfig
-from trainers.config.tree import replace_options
 from trainers.data.dataset import AnyRecords, TrainingData, image_shape_of, modality_of, num_public_classes
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
@@ -77,6 +77,7 @@ from trainers.training.step import Training, prepare
 Coins = NDArray[np.bool_]
 
 _NUM_DRAWS = 8
+_NO_SCORES = EvaluationConfig(record_every_steps=0, also_untrained=False)
 _LONGER = 1e3
 """Length of a canary's gradient before clipping, in multiples of C."""
 
@@ -150,12 +151,12 @@ class Canaries:
     Attributes:
       first_row: the row of the first canary that is in.
       coordinates: `[num_in]`, each one's own coordinate of the flat gradient.
-      drawn: the coordinates of the canaries in each group of the last draw, until they are summed.
+      groups: the coordinates of the canaries in each group of the last draw, until they are summed.
     """
 
     first_row: int
     coordinates: NDArray[np.int64]
-    drawn: list[NDArray[np.int64]] = field(default_factory=list)
+    groups: list[NDArray[np.int64]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,12 +168,14 @@ class _CanaryStage:
     yields_incomplete: bool = True
 
     def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
-        drawn = self.right.draw(num_records, sampling=sampling, permutation=permutation)
-        is_canary = drawn.rows >= self.canaries.first_row
-        has_canary = is_canary.any(axis=1) & drawn.complete
-        numbers = [drawn.rows[group][is_canary[group]] for group in np.flatnonzero(has_canary)]
-        self.canaries.drawn = [self.canaries.coordinates[rows - self.canaries.first_row] for rows in numbers]
-        return dataclasses.replace(drawn, complete=drawn.complete & ~has_canary)
+        groups = self.right.draw(num_records, sampling=sampling, permutation=permutation)
+        is_canary = groups.rows >= self.canaries.first_row
+        has_canary = is_canary.any(axis=1) & groups.complete
+        row_sets = [groups.rows[index][is_canary[index]] for index in np.flatnonzero(has_canary)]
+        self.canaries.groups = [
+            self.canaries.coordinates[rows - self.canaries.first_row] for rows in row_sets
+        ]
+        return dataclasses.replace(groups, complete=groups.complete & ~has_canary)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,8 +187,8 @@ class _CanaryClipper(GroupClipper):
     def add_clipped_sum(
         self, total: Tensor, model: nn.Module, objective: Any, inputs: Any, *args: Any, **kwargs: Any
     ) -> GroupReport:
-        if groups := self.canaries.drawn:
-            self.canaries.drawn = []
+        if groups := self.canaries.groups:
+            self.canaries.groups = []
             clipper = GroupClipper(l2_clip_norm=self.l2_clip_norm, gamma=self.gamma)
             crafted = Crafted(len(total)).to(total.device)
             for coordinates in groups:
@@ -288,18 +291,17 @@ def audit_once(options: OneRunOptions, generator: np.random.Generator | None = N
     """
     generator = generator or np.random.default_rng()
     data, _ = load_training_data(options.data)
-    training = replace_options(
-        options.training(), record_every_steps=0, score_on_held_out=0.0, also_untrained=False
-    )
     config = training_config(
-        training,
+        options.training(),
         num_records=len(data.train),
         public_seed=options.service.seed,
         modality=modality_of(data.train),
         image_shape=image_shape_of(data.train),
         num_classes=num_public_classes(data),
     )
-    records, num_canaries = data.train, options.num_canaries
+    config = dataclasses.replace(config, evaluation=_NO_SCORES)  # its noise was calibrated with the scores
+    records = data.train.take(np.arange(min(len(data.train), config.mechanism.num_records_public)))
+    num_canaries = options.num_canaries
     _check(config, len(records), options)
     start = prepare(config, _public(records), SingleWorker())
     coordinates = generator.permutation(quiet_coordinates(start, num_canaries))
