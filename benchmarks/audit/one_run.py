@@ -391,7 +391,7 @@ def table(result: OneRunResult) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
     lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     note = (
-        f"Lower bounds at δ = {result.delta:g}, each with confidence {result.confidence:g}. "
+        f"Lower bounds at δ = {result.delta:g}, each with confidence {result.confidence:g}.\n"
         f"{result.num_canaries} canaries show at most ε ≥ {result.largest_epsilon:.3f}. "
         "A claim that is not refuted is not proven."
     )
