@@ -253,8 +253,8 @@ def _shares_of_cost(plan: SweepPlan) -> list[str]:
         return []
     tuning, final = (rounded_up(epsilon, 4) for epsilon in epsilons if epsilon is not None)
     return [
-        f"The trainings of earlier sweeps alone cost ε = {tuning}, those of this sweep alone ε = {final}; both "
-        "compose to the total."
+        f"The trainings of earlier sweeps alone cost ε = {tuning}, those of this sweep alone ε = {final}; "
+        "both compose to the total."
     ]
 
 

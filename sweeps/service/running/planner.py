@@ -26,8 +26,8 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.planning.feasible import Answer, Plan, PlanRequest, enough_records, feasible, verified
 from dpgcl_core.planning.snr import too_small
-from dpgcl_core.planning.strategies import GAINS, StrategyOutlook, strategy_outlooks
 from dpgcl_core.planning.tradeoff_curves import epochs_by_batch, epsilon_by_records
+from dpgcl_core.planning.tuning_strategies import GAINS, StrategyOutlook, strategy_outlooks
 from dpgcl_core.release.statement import delta_text, rounded_up
 from sweeps.service.console.terminal import count, print_line
 from sweeps.service.options.planner_options import PlannerOptions

@@ -34,7 +34,7 @@ from typing import Any
 from dpgcl_core.accounting.tuning.modes import OPEN, SEALED
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.mechanism.registry import method_named
-from dpgcl_core.planning.strategies import SMALL_SHARES
+from dpgcl_core.planning.tuning_strategies import SMALL_SHARES
 from sweeps.service.console.terminal import count, print_line, warn
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.score_options import scores_to_compare, visible_scores

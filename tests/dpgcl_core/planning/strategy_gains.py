@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.answers import RESULTS
-from dpgcl_core.planning.strategies import StrategyGains
+from dpgcl_core.planning.tuning_strategies import StrategyGains
 
 KNOWN, UNTUNED = "best setting known", "none"
 STRATEGIES = ("none", "open", "sealed", "public", "scaling")

@@ -125,12 +125,12 @@ def _model_epsilon(
     ]
 
     def total_at(noise: float) -> float:
-        one = replace(trial, noise_multiplier=noise)
+        candidate = replace(trial, noise_multiplier=noise)
         if strategy == "sealed":
-            total = sealed_cost([one], law=law, delta=delta, bound=bound).tuned_epsilon
+            total = sealed_cost([candidate], law=law, delta=delta, bound=bound).tuned_epsilon
         else:
             count = num_settings if strategy == "open" else 1
-            total = open_cost([replace(one, count=count), *small], delta=delta).tuned_epsilon
+            total = open_cost([replace(candidate, count=count), *small], delta=delta).tuned_epsilon
         return math.inf if total is None else total
 
     start = calibrate(target_epsilon=total_epsilon).noise_multiplier

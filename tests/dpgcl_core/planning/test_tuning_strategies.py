@@ -9,7 +9,7 @@ from dp_accounting.pld import pld_privacy_accountant
 from dpgcl_core.accounting.composition import calibrate_noise_multiplier
 from dpgcl_core.accounting.tuning.cost import TrialClass, sealed_cost
 from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
-from dpgcl_core.planning.strategies import SMALL_SHARES, StrategyGains, strategy_outlooks
+from dpgcl_core.planning.tuning_strategies import SMALL_SHARES, StrategyGains, strategy_outlooks
 
 Q, T, DELTA, TOTAL, NUM_SETTINGS = 0.02, 200, 1e-5, 3.0, 6
 SHARES = {"none": 0.0, "open": 1.0, "sealed": 0.9, "public": 0.2, "scaling": 0.8}
