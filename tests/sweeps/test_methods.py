@@ -343,7 +343,7 @@ def test_tuning_tells_the_cost_of_what_follows_in_advance(done: Done) -> None:
 
 def test_statement_of_the_tuning_says_that_a_comparison_follows(done: Done) -> None:
     page = (done.folder / "sweeps/one-tuning/privacy_statement.md").read_text()
-    assert "A comparison of 6 more trials follows" in page
+    assert "A sweep of 6 more trials follows" in page
 
 
 @pytest.mark.ci
