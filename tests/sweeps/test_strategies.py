@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,12 @@ from dp_accounting.pld import pld_privacy_accountant
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
+from sweeps import classify
+from sweeps.service.options.sweep_command_line import parse_options
 from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.options.tuning_options import TuningOptions
 from sweeps.service.planning.inputs import PlanInputs
-from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.plan import SweepPlan, planned_trials
 from sweeps.service.planning.scaling_rule import agrees_with, scale_rate
 from sweeps.service.planning.trials import Point, Trial
 from sweeps.service.running import strategies
@@ -26,6 +29,7 @@ from sweeps.service.running.strategies import check_strategy, run_with_strategy
 from sweeps.service.running.sweep import Outcome
 from sweeps.service.running.two_stage_policy import SecondOfTwo
 from tests.sweeps.support import loaded, options, without_ray, write_npz
+from trainers.config.tree import replace_options
 
 QUICK = ("--tiny", "--num-augmentations", "0", "--no-non-private", "--total-epsilon", "3")
 RATES = ("--tuning-rates", "0.005", "0.01", "0.02")
@@ -199,7 +203,49 @@ def test_ledger_is_charged_for_tuning_and_model(run: Run, ray: Ray, tmp_path: Pa
     }
 
 
-def second_plan(changes: Mapping[str, Any], tmp_path: Path) -> SweepPlan:
+@pytest.mark.ci
+def test_proxy_learns_the_registered_number_of_records_alone(run: Run, ray: Ray, tmp_path: Path) -> None:
+    """σ, B and q of the proxy's trainings, which are public, must not depend on the number of records."""
+    url = str(tmp_path / "ledger.db")
+    Ledger.create(url).register("scans", Cap(epsilon=20.0, delta=5e-4), num_records_public=1600)
+    data = write_npz(tmp_path / "scans.npz", 1550)
+    private = ("--dataset", data, "--ledger", url, "--dataset-id", "scans", "--evaluate-on", "digits")
+    assert run("--tuning", "public", *private).code == 0
+    (final,) = private_trials(ray, data)
+    proxy = private_trials(ray, "procedural:5000:1x8x8")
+    assert final.config.mechanism.sampling_prob == 64 / 1600
+    assert {trial.config.mechanism.noise_multiplier for trial in proxy} == {
+        final.config.mechanism.noise_multiplier
+    }
+    assert {trial.config.mechanism.expected_batch_size for trial in proxy} == {64}
+
+
+@pytest.mark.ci
+def test_resumed_sweep_keeps_its_total(run: Run, ray: Ray, tmp_path: Path) -> None:
+    ray.stops_at = "S4-lr0.005-r0"
+    arguments = ("--tuning", "scaling", *RATES, "--small-epsilons", "0.15", "0.3")
+    with pytest.raises(KeyboardInterrupt):
+        run(*arguments)
+    ray.stops_at = ""
+    chosen = options(*QUICK, "--name", "one", "--storage", str(tmp_path), *arguments)
+    changed = replace_options(chosen, resume=True, total_epsilon=5.0)
+    with pytest.raises(ConfigError, match="keeps its --total-epsilon, which is 3; got 5"):
+        run_with_strategy("group-size", changed, POINTS, None)
+
+
+def test_plans_above_the_total_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"must stay within --total-epsilon 0\.5"):
+        second_plan({"learning_rate": 0.02}, tmp_path, total=0.5)
+
+
+@pytest.mark.ci
+def test_score_that_trials_lack_is_refused_before_they_are_charged(run: Run, ray: Ray) -> None:
+    with pytest.raises(ConfigError, match="need a score that all of them have"):
+        run("--tuning", "scaling", *RATES, "--select-by", "image_to_text_recall_at_10")
+    assert ray.trained == {}
+
+
+def second_plan(changes: Mapping[str, Any], tmp_path: Path, total: float = 3.0) -> SweepPlan:
     chosen = options(*QUICK, "--epsilon", "1")
     points = [Point(label="model", changes=changes)]
     inputs = PlanInputs(
@@ -209,8 +255,10 @@ def second_plan(changes: Mapping[str, Any], tmp_path: Path) -> SweepPlan:
         data=loaded(chosen)[0],
         calibration_folder=tmp_path,
     )
-    planned = [Point(label="planned", changes={"learning_rate": 0.01})]
-    return SecondOfTwo(provisional=planned).plan(inputs)
+    planned = planned_trials(
+        replace(inputs, points=[Point(label="planned", changes={"learning_rate": 0.01})])
+    )
+    return SecondOfTwo(planned=planned, total_epsilon=total).plan(inputs)
 
 
 def test_results_may_choose_what_no_step_costs(tmp_path: Path) -> None:
@@ -244,10 +292,15 @@ def test_proxy_of_another_shape_is_refused(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "rule"),
     [
-        (("--tuning", "open", "--epsilon", "1"), "decide the noise; got epsilon"),
+        (("--tuning", "open", "--epsilon", "1"), "decide the noise; got epsilon = 1"),
+        (
+            ("--tuning", "scaling", *RATES, "--small-epsilons", "1", "5"),
+            "must be below --total-epsilon 3; got 5",
+        ),
         (("--tuning", "open", "--repeats", "2"), "trains each setting once; got --repeats 2"),
-        (("--tuning", "none"), "trains one setting; got 2"),
+        (("--tuning", "none"), "trains one setting; got 2 settings"),
         (("--tuning", "scaling"), "at least two --tuning-rates"),
+        (("--tuning", "open", "--tuning-rates", "0.1", "0.1000001"), "must differ in six digits"),
         (("--tuning", "open", "--method", "dpcl_simclr"), "proven guarantee; got dpcl_simclr"),
         (("--tuning", "open", "--release", "sealed"), "got --release sealed"),
         (("--tuning", "open", "--proxy", "digits"), "proxy applies only to"),
@@ -301,6 +354,26 @@ def test_scaling_rule_fits_a_line_through_the_best_rates() -> None:
 def test_scaling_rule_warns_of_rates_that_fall() -> None:
     choice = scale_rate(RATE_POINTS, rate_scores({0.1: 3, 0.2: 2}), 0.5)
     assert (choice.point.label, choice.holds) == ("1", False)
+
+
+@pytest.mark.parametrize("points", [RATE_POINTS, RATE_POINTS[::-1]])
+def test_line_below_zero_takes_the_smallest_rate(points: list[Point]) -> None:
+    choice = scale_rate(points, rate_scores({0.1: 6, 0.2: 1}), 0.5)
+    assert (choice.rate < 0, choice.point.label) == (True, "1")
+
+
+def test_scaling_rule_needs_scores() -> None:
+    with pytest.raises(ConfigError, match=r"got none at 0\.2"):
+        scale_rate(RATE_POINTS, rate_scores({0.1: 1}) | {("1", 0.2): math.nan}, 0.5)
+
+
+def test_total_takes_the_place_of_a_default_axis_of_epsilon() -> None:
+    arguments = ("--tiny", "--tuning", "open", "--total-epsilon", "3", "--epsilons")
+    chosen = parse_options(classify.ClassifyOptions, description="", arguments=arguments[:-1])
+    assert [point.label for point in check_strategy(chosen, classify.points(chosen))[1]] == ["head"]
+    chosen = parse_options(classify.ClassifyOptions, description="", arguments=(*arguments, "1", "3"))
+    with pytest.raises(ConfigError, match="got epsilon = 1"):
+        check_strategy(chosen, classify.points(chosen))
 
 
 def test_scaling_rule_ignores_failed_trainings() -> None:

@@ -69,7 +69,9 @@ def print_plan(plan: SweepPlan, *, in_full: bool) -> None:
     print_line(plan.tags()["tuning_cost"])
     if plan.later:
         trials, later_text = (*plan.trials, *plan.later), count(len(plan.later), "trial")
-        print_line(f"then {later_text} of the best settings with other seeds; cost of both sweeps together:")
+        print_line(
+            f"then {later_text} with settings that these results choose; cost of both sweeps together:"
+        )
         print_line(cost_line(plan.release.mode, cost_of(plan.release, trials), open_trials(trials)))
 
 

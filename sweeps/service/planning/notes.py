@@ -26,7 +26,7 @@ _TAKEN_FROM_DATA = (
 
 _TUNING_NOTES = {
     "none": "Nothing was tuned: all of ε is the model's.",
-    "public": "The setting was chosen on public data, which costs no ε: all of ε is the model's.",
+    "public": "The setting is chosen on public data, which costs no ε: all of ε is the model's.",
 }
 
 

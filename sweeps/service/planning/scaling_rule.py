@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from dpgcl_core.errors import ConfigError
 from sweeps.service.planning.trials import Point
 
 _RATE = "learning_rate"
@@ -54,6 +55,9 @@ def scale_rate(candidates: Sequence[Point], scores: Scores, target_epsilon: floa
       scores: the scores at two or more ε.
       target_epsilon: ε of the final training.
 
+    Raises:
+      ConfigError: no candidate has a score at one of the ε.
+
     >>> points = [Point(label=str(rate), changes={"learning_rate": rate}) for rate in (1, 2, 3, 4)]
     >>> scores = {(p.label, e): -abs(p.changes["learning_rate"] - 10 * e) for p in points for e in (0.1, 0.2)}
     >>> choice = scale_rate(points, scores, 0.38)
@@ -65,6 +69,10 @@ def scale_rate(candidates: Sequence[Point], scores: Scores, target_epsilon: floa
     def score(point: Point, epsilon: float) -> float:
         value = scores.get((point.label, epsilon), math.nan)
         return value if math.isfinite(value) else -math.inf
+
+    for epsilon in epsilons:
+        if all(score(point, epsilon) == -math.inf for point in candidates):
+            raise ConfigError(f"the scaling rule needs scores at every ε; got none at {epsilon:g}")
 
     def best(points: Sequence[Point], epsilon: float) -> Point:
         return max(points, key=lambda point: score(point, epsilon))  # the first among ties
@@ -79,7 +87,8 @@ def scale_rate(candidates: Sequence[Point], scores: Scores, target_epsilon: floa
     best_rates = {epsilon: float(best(setting, epsilon).changes[_RATE]) for epsilon in epsilons}
     slope, intercept = np.polyfit(epsilons, list(best_rates.values()), 1)
     rate = float(slope * target_epsilon + intercept)
-    nearest = min(setting, key=lambda point: abs(_log(point.changes[_RATE]) - _log(rate)))
+    reachable = max(rate, min(point.changes[_RATE] for point in setting))  # a line may fall below zero
+    nearest = min(setting, key=lambda point: abs(math.log(point.changes[_RATE] / reachable)))
     return ScaledChoice(point=nearest, rate=rate, best_rates=best_rates)
 
 
@@ -100,7 +109,3 @@ def num_rates(candidates: Sequence[Point]) -> int:
 def _other_changes(point: Point) -> str:
     changes: dict[str, Any] = {name: value for name, value in point.changes.items() if name != _RATE}
     return str(sorted(changes.items()))
-
-
-def _log(rate: float) -> float:
-    return math.log(rate) if rate > 0 else -math.inf

@@ -249,13 +249,13 @@ def _check_data_options(options: DataOptions, share: float) -> None:
             "more than noise for one count covers. Leave it out, and set --evaluate-on to public pairs."
         )
     for name in options.probe_datasets:
-        if any(used_name and _same_source(name, used_name) for used_name in (options.dataset, scored_name)):
+        if any(used_name and same_source(name, used_name) for used_name in (options.dataset, scored_name)):
             raise ConfigError(
                 "probe_datasets must be public data sets other than the training data and --evaluate-on; got "
                 f"{name} for both"
             )
     for option, public_name in (("evaluate_on", scored_name), ("proxy", options.proxy)):
-        if options.are_private and public_name and _same_source(public_name, options.dataset):
+        if options.are_private and public_name and same_source(public_name, options.dataset):
             raise ConfigError(
                 f"{option} must be a public data set, other than the private training data; got "
                 f"{public_name} for both"
@@ -287,7 +287,7 @@ def _check_drop_overlap(options: DataOptions, num_records_public: int | None) ->
         )
 
 
-def _same_source(first: str, second: str) -> bool:
+def same_source(first: str, second: str) -> bool:
     """Return whether two names refer to the same records, or to parts of them."""
 
     def source_key(name: str) -> Path | str | int:

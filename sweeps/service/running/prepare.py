@@ -55,6 +55,7 @@ class PreparedSweep:
 
     Attributes:
       plan: its trials and their cost.
+      inputs: the plan's inputs, with the registered number of records, sizes fitted to it and the fitted ε.
       folder: the folder for its results.
       policy: decides which trials it trains.
       service: resources and limits of its trainings.
@@ -73,6 +74,7 @@ class PreparedSweep:
     """
 
     plan: SweepPlan
+    inputs: PlanInputs
     folder: SweepFolder
     policy: TrialPolicy
     service: ServiceOptions
@@ -189,8 +191,8 @@ def prepare_sweep(
         if (fit := _fit(inputs, limits, root, has_fixed_noise=policy.fixes_noise(inputs))) is not None:
             epsilon = {} if fit.epsilon is None else {"epsilon": fit.epsilon}
             options = replace_options(options, repeats=fit.repeats, **epsilon)
-        plan = policy.plan(replace(inputs, options=options))
-        plan = replace(plan, fit=fit)
+        inputs = replace(inputs, options=options)
+        plan = replace(policy.plan(inputs), fit=fit)
         folder = find_folder(
             root,
             name=options.storage.name,
@@ -222,6 +224,7 @@ def prepare_sweep(
             check_this_machine(service, options.performance)
         yield PreparedSweep(
             plan=plan,
+            inputs=inputs,
             folder=folder,
             policy=policy,
             service=service,
@@ -247,6 +250,9 @@ def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, has_fixed_noise: boo
     """Return the ε of one training or the repeats that fit `--total-epsilon`; None without that option.
 
     A resumed sweep keeps the values in its plan, which were already charged.
+
+    Raises:
+      ConfigError: nothing fits, or the resumed sweep has another total.
     """
     options = inputs.options
     if limits.total_epsilon is None:
@@ -254,7 +260,12 @@ def _fit(inputs: PlanInputs, limits: Limits, root: Path, *, has_fixed_noise: boo
     if options.storage.resume and options.storage.name is not None:
         folder_plan = named_folder(root, options.storage.name).read_plan() or {}
         fit = Fit.read(folder_plan.get("params", {}))
-        if fit is not None and fit.total_epsilon == limits.total_epsilon:
+        if fit is not None:
+            if fit.total_epsilon != limits.total_epsilon:
+                raise ConfigError(
+                    f"a resumed sweep keeps its --total-epsilon, which is {fit.total_epsilon:g}; got "
+                    f"{limits.total_epsilon:g}. Leave it out, or start another sweep"
+                )
             return fit
     doing("finding how many repeats fit" if has_fixed_noise else "finding the largest ε of one training")
     return limits.fit(has_fixed_noise=has_fixed_noise)

@@ -9,7 +9,9 @@
 | scaling | every setting at small ε | the setting for the remaining ε | all trainings |
 
 Guarantee: the released trainings on the private records are (`total_epsilon`, δ)-differentially private under
-the neighbouring relation of their method. No strategy has accounting of its own. Each is a policy of the one
+the neighbouring relation of their method, as planned. Steps that restarts repeat come on top unless R of them
+are charged in advance (docs/theory/restarts.md), and so does a private model that trainings start from. No
+strategy has accounting of its own. Each is a policy of the one
 driver, and `Limits` finds the largest ε of the model's training by the functions that state and charge a
 sweep.
 
@@ -20,13 +22,15 @@ is an adaptive composition of mechanisms whose privacy loss distributions are fi
 scores on public records, or to noised scores, whose counts are part of each training's charge.
 
 *Public*: the proxy's trainings have the batch, steps and noise of the private one. They touch no private
-record; they depend on the private data only by N and the shape of images, which are public.
+record. They depend on the private data only by N, declared or registered, and the shape of images, which are
+public.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,12 +43,13 @@ from sweeps.service.console.terminal import count, print_line, warn
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.score_options import scores_to_compare, visible_scores
 from sweeps.service.options.service import LedgerOptions
-from sweeps.service.options.sweep_options import SweepOptions
+from sweeps.service.options.sweep_options import SweepOptions, varied_by
 from sweeps.service.options.tuning_options import TuningOptions
 from sweeps.service.planning.inputs import PlanInputs
 from sweeps.service.planning.plan import SweepPlan, planned_trials
 from sweeps.service.planning.scaling_rule import Scores, agrees_with, num_rates, scale_rate
-from sweeps.service.planning.trials import Point, trial_class
+from sweeps.service.planning.sweep_data import same_source
+from sweeps.service.planning.trials import Point, Trial, trial_class
 from sweeps.service.running.conclude import Figure
 from sweeps.service.running.prepare import prepare_sweep
 from sweeps.service.running.search_policy import SearchPolicy
@@ -61,6 +66,7 @@ from sweeps.service.running.two_stage_policy import (
 from sweeps.service.storage.sweep_folder import SweepFolder, named_folder, write_json
 from trainers.config.tree import replace_options
 from trainers.data.dataset import image_shape_of, modality_of
+from trainers.data.pair_options import PairOptions
 from trainers.files.storage import storage_root
 
 _PROXY_RECORDS = 5_000
@@ -89,7 +95,22 @@ class SmallTrainings(FirstOfTwo):
                 "because results choose among them; got candidates that differ. Vary the learning rate, C "
                 "or S, not B or T"
             )
-        return super().plan(inputs)
+        plan = super().plan(inputs)
+        score_name(plan)
+        return plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstPoint(TrialPolicy):
+    """The policy of a sweep of one training, planned with the first of several settings."""
+
+    def trials(self, inputs: PlanInputs) -> Sequence[Trial]:
+        """Return the trials of the first setting."""
+        return super().trials(replace(inputs, points=inputs.points[:1]))
+
+    def plan(self, inputs: PlanInputs) -> SweepPlan:
+        """Return the plan of the first setting. Raises as in `build_plan`."""
+        return super().plan(replace(inputs, points=inputs.points[:1]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +133,9 @@ class OnProxy(TrialPolicy):
                 f"data have; got {kind} records of shape {shape} in {inputs.options.data.dataset}. Set "
                 "--proxy or --image-size"
             )
-        return super().plan(inputs)
+        plan = super().plan(inputs)
+        score_name(plan)
+        return plan
 
     def resumed_name(self, name: str) -> str:
         """Return the name of the sweep on the private records."""
@@ -140,7 +163,8 @@ def run_with_strategy(
     """
     strategy = options.tuning.strategy
     if options.data.proxy is not None and strategy not in ("public", "scaling"):
-        raise ConfigError(f"proxy applies only to --tuning public and scaling; got {strategy}. Leave it out")
+        got = f"--tuning {strategy}" if strategy else "no --tuning"
+        raise ConfigError(f"--proxy applies only to --tuning public and scaling; got {got}. Leave it out")
     if strategy is None:
         return execute(question, options, points, figure, policy=policy)
     options, points = check_strategy(options, points, policy)
@@ -171,7 +195,10 @@ def check_strategy(
             "with points, such as sweeps/group_size.py"
         )
     if options.release.mode != (SEALED if strategy == SEALED else OPEN):
-        raise ConfigError(f"--tuning decides what is released; got --release {options.release.mode}, too")
+        raise ConfigError(
+            f"--tuning {strategy} decides what is released; got --release {options.release.mode}, too. Leave "
+            "it out, or use --tuning sealed"
+        )
     repeats_set = options.overrides is not None and "repeats" in options.overrides
     if repeats_set and options.service.repeats > 1 and strategy != "public":
         raise ConfigError(
@@ -179,27 +206,58 @@ def check_strategy(
             "it out"
         )
     points = [point for point in points if point.changes.get("epsilon") != math.inf]
-    setters = [name for name in _CHARGED if getattr(options.mechanism, name) is not None]
-    setters += [name for point in points for name in _CHARGED if point.changes.get(name) is not None]
-    if setters:
-        raise ConfigError(
-            f"--total-epsilon and --tuning decide the noise; got {setters[0]}, too. Leave it out, or sweep "
-            "another axis"
-        )
+    points = _without_default_epsilons(points, options)
+    _check_noise_is_free(points, options)
     own_method = options.mechanism.method
     methods = dict.fromkeys([point.changes.get("method", own_method) for point in points] or [own_method])
     unproven = [name for name in methods if method_named(name).label != "proven"]
     if unproven:
         raise ConfigError(f"--tuning needs methods with a proven guarantee; got {', '.join(unproven)}")
     candidates = _with_rates(points, options)
+    labels = [point.label for point in candidates]
+    if len(set(labels)) < len(labels):
+        raise ConfigError(f"the settings must differ in six digits; got {', '.join(labels)}")
     if strategy == "none" and len(candidates) > 1:
         raise ConfigError(
-            f"--tuning none trains one setting; got {len(candidates)}. Set one value on each axis, or use "
-            "another strategy"
+            f"--tuning none trains one setting; got {len(candidates)} settings. Set one value on each axis, "
+            "or use another strategy"
         )
     if strategy == "scaling" and num_rates(candidates) < 2:
-        raise ConfigError("--tuning scaling needs at least two --tuning-rates to choose among")
+        raise ConfigError(
+            f"--tuning scaling needs at least two --tuning-rates to choose among; got {num_rates(candidates)}"
+        )
+    if options.tuning.small_epsilons and max(options.tuning.small_epsilons) >= total:
+        raise ConfigError(
+            f"--small-epsilons must be below --total-epsilon {total:g}; got "
+            f"{max(options.tuning.small_epsilons):g}"
+        )
+    if strategy in ("open", "scaling"):
+        _check_scored(options)
     return options if strategy == "public" else replace_options(options, repeats=1), candidates
+
+
+def _check_noise_is_free(points: Sequence[Point], options: SweepOptions) -> None:
+    noises = [(name, getattr(options.mechanism, name)) for name in _CHARGED]
+    noises += [(name, point.changes.get(name)) for point in points for name in _CHARGED]
+    for name, value in noises:
+        if value is not None:
+            raise ConfigError(
+                f"--total-epsilon and --tuning decide the noise; got {name} = {value:g}, too. Leave it out, "
+                "or sweep another axis"
+            )
+
+
+def _without_default_epsilons(points: Sequence[Point], options: SweepOptions) -> list[Point]:
+    """Return the points without an ε that is only the default of the sweep's axis; the total replaces it."""
+    axis = varied_by(type(options)).get("epsilon")
+    if axis is None or options.overrides is None or axis in options.overrides:
+        return list(points)
+    settings: dict[str, Point] = {}
+    for point in points:
+        changes = {name: value for name, value in point.changes.items() if name != "epsilon"}
+        label = re.sub(r"-?eps[^-]*", "", point.label) or "setting"
+        settings.setdefault(label, replace(point, label=label, changes=changes))
+    return list(settings.values())
 
 
 def _with_rates(points: Sequence[Point], options: SweepOptions) -> list[Point]:
@@ -242,7 +300,6 @@ def _tune_at_small_epsilons(
     question: str, options: SweepOptions, candidates: Sequence[Point], figure: Figure | None
 ) -> Outcome:
     """Train every candidate at small ε, and the candidate of the scaling rule with the rest of the total."""
-    _check_scored(options)
     options = replace_options(options, name=second_name(question, options))
     small, policy = scaling_stages(question, options, candidates)
     assert options.storage.name is not None
@@ -274,7 +331,7 @@ def _tune_at_small_epsilons(
         policy,
         choose,
         figure,
-        choice="The learning rate is extrapolated from the best rates at small ε.",
+        choice="The setting and its learning rate are chosen by the scaling rule from results at small ε.",
     )
 
 
@@ -288,7 +345,7 @@ def _check_scored(options: SweepOptions) -> None:
 
 def _scores_of(tuning: Outcome, candidates: Sequence[Point], small: Sequence[Point]) -> Scores:
     """Return the releasable score of each training at small ε, by candidate and ε."""
-    name = score_name(tuning)
+    name = score_name(tuning.plan)
     values = {}
     for number, point in enumerate(small):
         result = tuning.results.get(f"{point.label}-r0")
@@ -297,13 +354,12 @@ def _scores_of(tuning: Outcome, candidates: Sequence[Point], small: Sequence[Poi
     return values
 
 
-def score_name(tuning: Outcome) -> str:
+def score_name(plan: SweepPlan) -> str:
     """Return the score to choose by: the user's choice, or the first of the scores that all trials have.
 
     Raises:
       ConfigError: the trials do not have it, or have no score in common.
     """
-    plan = tuning.plan
     methods = [trial.config.mechanism.method for trial in plan.trials]
     names = set(scores_to_compare(plan.data, methods).values())
     if (name := plan.release.select_by) != "auto":
@@ -323,16 +379,10 @@ def preview(
     """Plan, check and print a sweep on the private records that has not begun; return plan and inputs."""
     options = replace_options(options, name=None, resume=False)
     with prepare_sweep(question, options, points, policy, repeat_options=None) as sweep:
-        inputs = PlanInputs(
-            question=question,
-            options=options,
-            points=points,
-            data=sweep.plan.data,
-            calibration_folder=None if options.service.dry_run else sweep.calibrations.permanent_folder,
-        )
-        if not options.service.dry_run:
-            sweep.calibrations.keep()
-        return sweep.plan, inputs
+        if options.service.dry_run:
+            return sweep.plan, replace(sweep.inputs, calibration_folder=None)
+        sweep.calibrations.keep()
+        return sweep.plan, replace(sweep.inputs, calibration_folder=sweep.calibrations.permanent_folder)
 
 
 def _tune_on_proxy(
@@ -346,13 +396,12 @@ def _tune_on_proxy(
     if final.storage.resume:
         best = _stored_choice(proxy_folder, candidates)
         return execute(question, final, [best], figure, repeat_options=options)
-    plan, inputs = preview(question, final, candidates[:1], ALL_POINTS)
-    assert plan.fit is not None
-    at_total = replace_options(final, epsilon=plan.fit.epsilon, total_epsilon=None)
-    tuning = run_on_proxy(question, options, plan, replace(inputs, options=at_total), candidates)
+    plan, inputs = preview(question, final, candidates, FirstPoint())
+    candidates = list(inputs.points)
+    tuning = run_on_proxy(question, options, plan, inputs, candidates)
     if tuning.code or options.service.dry_run:
         return tuning
-    name, repeats = score_name(tuning), options.service.repeats
+    name, repeats = score_name(tuning.plan), options.service.repeats
 
     def mean_score(point: Point) -> float:
         results = (tuning.results.get(f"{point.label}-r{repeat}") for repeat in range(repeats))
@@ -445,6 +494,8 @@ def run_on_proxy(
         options.evaluation, score_on_held_out=0.0, score_noise_multiplier=None, snr_noise_multiplier=None
     )
     name, image_size = data.proxy or default_proxy(plan), data.image_size
+    if data.are_private and same_source(name, data.dataset):
+        raise ConfigError(f"proxy must be other data than the private training data; got {name} for both")
     if data.proxy is None and data.modality == "image-text":
         image_size = image_shape_of(plan.data.train)[1]
     proxy_options = replace(
@@ -453,7 +504,7 @@ def run_on_proxy(
             dataset=name,
             data_is="public",
             evaluate_on=data.evaluate_on,
-            pairs=data.pairs.fitting(name),
+            pairs=_pairs_of_both(data, name),
             class_captions=data.pairs_of(name).class_captions,
             image_size=image_size,
         ),
@@ -464,6 +515,7 @@ def run_on_proxy(
     values: dict[str, Any] = {
         "num_records_public": None,
         "sampling_prob": None,
+        "tan_factor": 1.0,
         "expected_batch_size": mechanism.expected_batch_size,
         "total_epsilon": None,
     }
@@ -476,6 +528,12 @@ def run_on_proxy(
         policy=OnProxy(has_answer=False, private=plan),
         repeat_options=options,
     )
+
+
+def _pairs_of_both(data: DataOptions, proxy: str) -> PairOptions:
+    """Return the options of pairs that apply to the proxy or to the scored data."""
+    parts = [data.pairs.fitting(name) for name in (proxy, data.evaluate_on or "")]
+    return PairOptions(**{name: getattr(part, name) for part in parts for name in part.changed_fields})
 
 
 def default_proxy(plan: SweepPlan) -> str:

@@ -166,7 +166,7 @@ class StrategyBank:
         bank = self._train(options, stages, at_totals)
         if bank.code or options.service.dry_run:
             return bank.code
-        name = score_name(bank)
+        name = score_name(bank.plan)
         replay = Replay(self, stages, _scores(bank, name), _scores(proxy, name), num_draws)
         self._publish(replay.frame(name, bank.plan), bank)
         return 0

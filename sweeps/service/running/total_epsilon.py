@@ -33,6 +33,7 @@ TrialsOf = Callable[[SweepOptions], Sequence[Trial]]
 """Returns all trials of a sweep with these options, ordered by repeat: all points once, then again."""
 _OVER_LIMIT = 1 + 1e-9
 _LEAST_SCALE = 1e-4
+_OTHERS = " without an ε of its own"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,8 @@ class Limits:
     def text(self, fit: Fit, trials: Sequence[Trial]) -> str:
         """Return a sentence on what was fitted to `--total-epsilon`."""
         summary = (
-            f"ε = {fit.epsilon:g} of one training is (to within a percent) the largest value"
+            f"ε = {fit.epsilon:g} of one training{_OTHERS * _sets_noise(self.points)} is (to within a "
+            "percent) the largest value"
             if fit.epsilon is not None
             else f"repeats = {fit.repeats} is the largest number"
         )

@@ -12,17 +12,19 @@ import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.mechanism.method import Method
 from dpgcl_core.mechanism.registry import METHODS, method_named
-from sweeps.service.console.terminal import print_line
+from sweeps.service.console.terminal import count, print_line
 from sweeps.service.options.data import DataOptions
 from sweeps.service.options.score_options import default_score, scores_to_compare
 from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.inputs import EarlierSweep, PlanInputs
-from sweeps.service.planning.plan import SweepPlan, planned_trials
+from sweeps.service.planning.plan import SweepPlan
+from sweeps.service.planning.sweep_cost import cost_of
 from sweeps.service.planning.trials import Point, Trial, is_proven, trial_class
 from sweeps.service.running.conclude import Figure
 from sweeps.service.running.earlier_sweeps import configs_of, earlier_sweep
@@ -35,6 +37,7 @@ from sweeps.service.storage.sweep_lock import check_not_running
 from trainers.config.tree import replace_options
 from trainers.files.storage import storage_root
 
+_ROUNDING = 1 + 1e-6
 TUNING_SUFFIX, PROXY_SUFFIX = "-tuning", "-proxy"
 """The ends of the names of sweeps that come first: on the same records, and on public data."""
 
@@ -67,11 +70,12 @@ class FirstOfTwo(TrialPolicy):
         """Return the first sweep's plan, with the second sweep's trials. Raises as in `build_plan`."""
         plan, after = super().plan(inputs), super().plan(self._second_inputs(inputs))
         note = (
-            f"A sweep of {len(after.trials)} more trials follows. Its privacy statement covers the "
+            f"A sweep of {count(len(after.trials), 'more trial')} follows. Its privacy statement covers the "
             "trials of both sweeps; sign that statement."
         )
-        later = () if inputs.options.storage.resume else after.trials
-        return replace(plan, notes=(*plan.notes, note), later=later)
+        name, folder = inputs.options.storage.name, inputs.options.storage.folder
+        has_second_begun = name is not None and has_begun(folder, self.resumed_name(name))
+        return replace(plan, notes=(*plan.notes, note), later=() if has_second_begun else after.trials)
 
     def resumed_name(self, name: str) -> str:
         """Return the name of the second sweep."""
@@ -88,23 +92,35 @@ class SecondOfTwo(TrialPolicy):
     """The policy of the second sweep, whose (q, σ, T) were fixed before the first sweep began.
 
     A composition of privacy loss distributions is a guarantee only if no result changes what a later step
-    costs (`dpgcl_core.accounting.filters`). The first sweep's results may choose everything else.
+    costs (`dpgcl_core.accounting.filters`). The first sweep's results may choose everything else. Steps that
+    restarts repeat are not in the plan; the statement counts them, and only a ledger's cap binds them, unless
+    R such steps are charged in advance.
 
     Attributes:
-      provisional: the points that were planned before the first sweep.
+      planned: the trials that the first sweep's plan had in place of this sweep's; empty if this sweep has
+        begun, whose fingerprint then decides.
+      total_epsilon: the total that both plans must stay within; None without one.
     """
 
-    provisional: Sequence[Point]
+    planned: Sequence[Trial]
+    total_epsilon: float | None = None
 
     def plan(self, inputs: PlanInputs) -> SweepPlan:
-        """Return the plan. Raises ConfigError if its charges differ from those of the provisional points."""
+        """Return the plan. Raises ConfigError if its charges are not those planned, or exceed the total."""
         plan = super().plan(inputs)
-        planned = planned_trials(replace(inputs, points=self.provisional))
+        if self.total_epsilon is not None:
+            cost = cost_of(plan.release, plan.charged_trials)
+            epsilon = math.inf if cost is None or cost.tuned_epsilon is None else cost.tuned_epsilon
+            if epsilon > self.total_epsilon * _ROUNDING:
+                raise ConfigError(
+                    f"both sweeps must stay within --total-epsilon {self.total_epsilon:g}; their plans cost "
+                    f"{epsilon:.4g}. Restore the plan of the first sweep, or start another sweep"
+                )
         charges, planned_charges = (
             Counter(trial_class(trial) for trial in trials if is_proven(trial))
-            for trials in (plan.trials, planned)
+            for trials in (plan.trials, self.planned)
         )
-        if charges != planned_charges:
+        if self.planned and charges != planned_charges:
             raise ConfigError(
                 "results must not choose the sampling probability, noise or steps of a later training, or "
                 "the total ε would not hold; got settings that differ in them. Vary only options such as "
@@ -138,8 +154,12 @@ def run_two_sweeps(
       ConfigError: the chosen points are charged differently from the provisional ones.
       DpgclError: as in `execute`.
     """
-    name = options.storage.name
+    name, root = options.storage.name, options.storage.folder
     assert name is not None
+    if has_begun(root, name) and not has_begun(root, f"{name}{TUNING_SUFFIX}"):
+        raise StorageError(
+            f"the sweep {name}{TUNING_SUFFIX} is lost, whose results chose the settings of {name}"
+        )
     first_options = with_name(replace_options(options, repeats=1), f"{name}{TUNING_SUFFIX}")
     tuning = execute(
         f"{question}-tuning", first_options, first_points, None, policy=first, repeat_options=options
@@ -154,15 +174,24 @@ def run_two_sweeps(
         second,
         choose(tuning),
         figure,
-        policy=SecondOfTwo(provisional=first.points, earlier=(_earlier_sweep(tuning, choice),)),
+        policy=SecondOfTwo(
+            planned=tuning.plan.later,
+            total_epsilon=options.service.total_epsilon,
+            earlier=(_earlier_sweep(tuning, choice),),
+        ),
         repeat_options=options,
     )
 
 
 def with_name(options: SweepOptions, name: str) -> SweepOptions:
     """Return the options of a sweep with this name, which is resumed if it has begun and is to be resumed."""
-    has_begun = (named_folder(storage_root(options.storage.folder), name).path / "plan.json").is_file()
-    return replace_options(options, name=name, resume=options.storage.resume and has_begun)
+    resume = options.storage.resume and has_begun(options.storage.folder, name)
+    return replace_options(options, name=name, resume=resume)
+
+
+def has_begun(folder: Path | None, name: str) -> bool:
+    """Return whether a storage folder has a plan of the sweep with this name."""
+    return (named_folder(storage_root(folder), name).path / "plan.json").is_file()
 
 
 def run_tuned_sweep(
