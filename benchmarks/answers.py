@@ -182,7 +182,8 @@ class Summary:
             tuned_epsilon=float(cost.group(1)) if cost else None,
             delta=float(cost.group(2)) if cost else None,
         )
-        found = answer_of(self.trials(gains=True), self.question, privacy, paired=False)
+        stated = privacy if self.question.name != "tuning" else None  # there each row has its own total
+        found = answer_of(self.trials(gains=True), self.question, stated, paired=False)
         assert found is not None
         return found
 
