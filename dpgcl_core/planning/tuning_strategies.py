@@ -149,8 +149,8 @@ def _model_epsilon(
 
 
 GAINS = StrategyGains(
-    tuning=0.0,
-    per_log_epsilon=0.0,
-    shares=MappingProxyType({"none": 0.0, "open": 1.0, "sealed": 1.0, "public": 1.0, "scaling": 1.0}),
+    tuning=1.505,
+    per_log_epsilon=0.461,
+    shares=MappingProxyType({"none": 0.0, "open": 0.858, "sealed": 0.505, "public": 0.658, "scaling": 0.731}),
 )
 """The constants of the committed tables."""

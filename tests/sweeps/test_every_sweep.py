@@ -32,7 +32,7 @@ SCRIPTS = sorted(
 OF_CI = {
     *("ablation", "architectures", "augmentations", "classify", "clip_norm", "convergence", "lora_layers"),
     "methods",
-    *("noise_multiplier", "num_augmentations", "search", "tan", "temperature", "transfer"),
+    *("noise_multiplier", "num_augmentations", "search", "tan", "temperature", "transfer", "tuning"),
 }
 """All but three, for their tiny modes train or plan for seconds each."""
 

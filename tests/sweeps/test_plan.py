@@ -454,6 +454,7 @@ def test_fingerprint_tests_cover_every_option() -> None:
     covered = {o if o == "--no-ledger" else o.replace("--no-", "--") for o in lists}
     covered |= {"--epsilon", "--group-size", "--num-augmentations-grid", "--setting", "--tiny", "--full"}
     covered |= {"--epsilon-grid", "--sampling-grid"}  # axes, as the one above
+    covered |= {"--tuning", "--tuning-rates", "--small-epsilons", "--proxy"}  # test_strategies.py
     covered |= {"--config"}  # tests/sweeps/test_config_file.py
     covered |= {"--warm-start"}  # tests/trainers/training/test_warm_start.py has weights to start from
     covered |= PAIRS_ALONE  # tests/sweeps/test_pairs_plan.py

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,10 +37,11 @@ from sweeps.service.running.strategies import (
     scaling_stages,
     score_name,
 )
-from sweeps.service.running.sweep import Outcome, execute
+from sweeps.service.running.sweep import execute
 from sweeps.service.running.total_epsilon import Limits
 from sweeps.service.running.trial_policy import ALL_POINTS, TrialPolicy
 from sweeps.service.running.two_stage_policy import second_name, with_name
+from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers.config.tree import replace_options
 
 QUESTION = "tuning"
@@ -47,6 +49,7 @@ STRATEGIES: tuple[Strategy, ...] = ("none", "open", "sealed", "public", "scaling
 KNOWN, WITHOUT_PRIVACY = "best setting known", "without privacy"
 """References: the setting that is best at the whole ε, and the best setting without noise and clipping."""
 
+_OF_ONE_EPSILON = ("noise_multiplier", "target_epsilon", "num_trials")
 Scores = Mapping[tuple[str, float], Sequence[float]]
 """The scores of each repeat, by label of the setting and ε."""
 
@@ -163,15 +166,17 @@ class StrategyBank:
         proxy = run_on_proxy(QUESTION, options, plan, inputs, at_totals)
         if proxy.code:
             return proxy.code
-        bank = self._train(options, stages, at_totals)
-        if bank.code or options.service.dry_run:
-            return bank.code
-        name = score_name(bank.plan)
-        replay = Replay(self, stages, _scores(bank, name), _scores(proxy, name), num_draws)
-        self._publish(replay.frame(name, bank.plan), bank)
-        return 0
+        name = score_name(plan)
 
-    def _train(self, options: SweepOptions, stages: Sequence[Stage], at_totals: Sequence[Point]) -> Outcome:
+        def publish(uri: str, sweep: str, folder: Path) -> Sequence[Path]:
+            results = SweepFolder(folder).read_results()
+            replay = Replay(self, stages, _scores(results, name), _scores(proxy.results, name), num_draws)
+            frame = replay.frame(name, plan)
+            answer = answer_of(frame, QUESTION)
+            assert answer is not None
+            print_line(answer_text(answer))
+            return [write_answer(answer, folder), *write_all(frame, folder, QUESTION, answer)]
+
         free = [at_epsilon(point, math.inf) for point in self.settings]
         needed = [point for stage in stages for point in stage.points]
         points = {point.label: point for point in (*at_totals, *needed, *free)}
@@ -180,19 +185,10 @@ class StrategyBank:
             QUESTION,
             with_name(options, options.storage.name),
             list(points.values()),
-            None,
+            publish,
             policy=TrialPolicy(has_answer=False),
             repeat_options=options,
-        )
-
-    def _publish(self, frame: pd.DataFrame, bank: Outcome) -> None:
-        assert bank.folder is not None
-        answer = answer_of(frame, QUESTION)
-        assert answer is not None
-        print_line(answer_text(answer))
-        write_answer(answer, bank.folder.path)
-        for path in write_all(frame, bank.folder.path, QUESTION, answer):
-            print_line(f"written: {path}")
+        ).code
 
 
 @dataclass(frozen=True)
@@ -216,7 +212,7 @@ class Replay:
     def frame(self, score: str, plan: SweepPlan) -> pd.DataFrame:
         """Return one row for each strategy, total and repeat, as `dashboards.figures.write_all` takes it."""
         shared = {
-            **plan.params(),
+            **{name: value for name, value in plan.params().items() if name not in _OF_ONE_EPSILON},
             "dataset": plan.source.dataset,
             "data_is": "public",
             "tuning_cost": "Tuning cost: in the target ε; the largest ε spent is the model's.",
@@ -287,10 +283,10 @@ class Replay:
         return self.scores[best, epsilon][repeat]
 
 
-def _scores(outcome: Outcome, name: str) -> Scores:
+def _scores(results: Mapping[str, Mapping[str, Any]], name: str) -> Scores:
     """Return the scores of a bank's trainings, by label of the setting and ε."""
     scores = dict[tuple[str, float], dict[int, float]]()
-    for trial, result in outcome.results.items():
+    for trial, result in results.items():
         label, _, repeat = trial.rpartition("-r")
         setting, _, epsilon = label.rpartition("-eps")
         scores.setdefault((setting, float(epsilon)), {})[int(repeat)] = result["metrics"][name]

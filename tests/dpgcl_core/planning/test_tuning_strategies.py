@@ -9,11 +9,12 @@ from dp_accounting.pld import pld_privacy_accountant
 from dpgcl_core.accounting.composition import calibrate_noise_multiplier
 from dpgcl_core.accounting.tuning.cost import TrialClass, sealed_cost
 from dpgcl_core.accounting.tuning.laws import TruncatedNegativeBinomial
-from dpgcl_core.planning.tuning_strategies import SMALL_SHARES, StrategyGains, strategy_outlooks
+from dpgcl_core.planning.tuning_strategies import GAINS, SMALL_SHARES, StrategyGains, strategy_outlooks
+from tests.dpgcl_core.planning.strategy_gains import STRATEGIES, UNTUNED, cells, gains_of, regret
 
 Q, T, DELTA, TOTAL, NUM_SETTINGS = 0.02, 200, 1e-5, 3.0, 6
 SHARES = {"none": 0.0, "open": 1.0, "sealed": 0.9, "public": 0.2, "scaling": 0.8}
-GAINS = StrategyGains(tuning=4.0, per_log_epsilon=1.0, shares=SHARES)
+EXAMPLE = StrategyGains(tuning=4.0, per_log_epsilon=1.0, shares=SHARES)
 TRIAL = TrialClass(sampling_prob=Q, noise_multiplier=1.0, num_steps=T)
 
 
@@ -21,7 +22,7 @@ TRIAL = TrialClass(sampling_prob=Q, noise_multiplier=1.0, num_steps=T)
 def left() -> dict[str, float]:
     """ε of the model's training, by strategy."""
     outlooks = strategy_outlooks(
-        TRIAL, total_epsilon=TOTAL, delta=DELTA, num_settings=NUM_SETTINGS, gains=GAINS
+        TRIAL, total_epsilon=TOTAL, delta=DELTA, num_settings=NUM_SETTINGS, gains=EXAMPLE
     )
     return {outlook.strategy: outlook.model_epsilon for outlook in outlooks}
 
@@ -63,18 +64,40 @@ def test_sealed_choice_costs_the_total(left: dict[str, float]) -> None:
 
 
 def test_gain_weighs_tuning_against_the_epsilon_that_it_takes() -> None:
-    assert GAINS.of("public", 1.0) == pytest.approx(0.8)
-    assert GAINS.of("open", 1 / 2.718281828) == pytest.approx(3.0)
+    assert EXAMPLE.of("public", 1.0) == pytest.approx(0.8)
+    assert EXAMPLE.of("open", 1 / 2.718281828) == pytest.approx(3.0)
 
 
 def test_outlooks_begin_with_the_largest_gain() -> None:
-    outlooks = strategy_outlooks(TRIAL, total_epsilon=TOTAL, delta=DELTA, num_settings=2, gains=GAINS)
+    outlooks = strategy_outlooks(TRIAL, total_epsilon=TOTAL, delta=DELTA, num_settings=2, gains=EXAMPLE)
     gains = [outlook.gain for outlook in outlooks]
     assert gains == sorted(gains, reverse=True)
     assert {outlook.strategy for outlook in outlooks} == set(SHARES)
 
 
 def test_strategy_that_no_noise_fits_is_left_out() -> None:
-    outlooks = strategy_outlooks(TRIAL, total_epsilon=0.005, delta=DELTA, num_settings=50, gains=GAINS)
+    outlooks = strategy_outlooks(TRIAL, total_epsilon=0.005, delta=DELTA, num_settings=50, gains=EXAMPLE)
     assert {outlook.strategy for outlook in outlooks} >= {"none", "public"}
     assert "scaling" not in {outlook.strategy for outlook in outlooks}
+
+
+def test_constants_are_those_of_the_committed_tables() -> None:
+    measured = gains_of(cells())
+    assert GAINS.tuning == pytest.approx(measured.tuning, abs=0.005)
+    assert GAINS.per_log_epsilon == pytest.approx(measured.per_log_epsilon, abs=0.005)
+    assert dict(GAINS.shares) == pytest.approx(measured.shares, abs=0.005)
+
+
+def test_recommendation_holds_on_a_table_that_it_was_not_calibrated_on() -> None:
+    """Docs/planning.md states these regrets: what the recommended strategy loses to the best one."""
+    all_cells = cells()
+    regrets = {}
+    for table in {cell.table for cell in all_cells}:
+        others = gains_of([cell for cell in all_cells if cell.table != table])
+        held_out = [cell for cell in all_cells if cell.table == table]
+        regrets[table] = max(regret(cell, others) for cell in held_out)
+        untuned = max(
+            max(cell.scores[name] for name in STRATEGIES) - cell.scores[UNTUNED] for cell in held_out
+        )
+        assert regrets[table] < untuned / 2
+    assert max(regrets.values()) < 0.5
