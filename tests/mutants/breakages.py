@@ -2379,4 +2379,32 @@ BREAKAGES = (
         after="profiles = [PrivacyProfile.from_steps(steps) for steps in cases[:1]]",
         tests=("tests/dpgcl_core/accounting/test_attacks.py::test_scored_records_are_a_case_of_their_own",),
     ),
+    Breakage(
+        name="a total forgets the trainings at small ε",
+        file="sweeps/service/running/two_stage_policy.py",
+        before="return [*super().trials(inputs), *super().trials(self._second_inputs(inputs))]",
+        after="return super().trials(self._second_inputs(inputs))",
+        tests=("tests/sweeps/test_strategies.py::test_scaling_spends_its_total_and_no_more",),
+    ),
+    Breakage(
+        name="results choose what a later step costs",
+        file="sweeps/service/running/two_stage_policy.py",
+        before="if self.planned and charges != planned_charges:",
+        after="if False:",
+        tests=("tests/sweeps/test_strategies.py::test_results_must_not_choose_what_a_step_costs",),
+    ),
+    Breakage(
+        name="the proxy's noise follows the true number of private records",
+        file="sweeps/service/running/strategies.py",
+        before="options=replace_options(inputs.options, repeats=1)",
+        after="options=replace_options(inputs.options, repeats=1, num_records_public=None)",
+        tests=("tests/sweeps/test_strategies.py::test_proxy_learns_the_registered_number_of_records_alone",),
+    ),
+    Breakage(
+        name="a replay reports the score that chose",
+        file="sweeps/service/running/strategy_bank.py",
+        before="others = [other for other in range(self.num_repeats) if other != repeat]",
+        after="others = [repeat]",
+        tests=("tests/sweeps/test_strategy_bank.py::test_reported_score_is_of_a_repeat_that_chose_nothing",),
+    ),
 )
