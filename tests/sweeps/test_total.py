@@ -161,7 +161,9 @@ def test_resumed_sweep_keeps_its_fit(tmp_path: Path, chosen: group_size.GroupSiz
         return prepare._fit(inputs, limits, tmp_path, has_fixed_noise=False)
 
     assert fitted("one", 3.0) == fit
-    assert fitted("one", 4.0) == fitted("other", 3.0) == "anew"
+    assert fitted("other", 3.0) == "anew"
+    with pytest.raises(ConfigError, match="keeps its --total-epsilon, which is 3; got 4"):
+        fitted("one", 4.0)
 
 
 @pytest.mark.ci
