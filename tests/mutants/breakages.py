@@ -2403,8 +2403,8 @@ BREAKAGES = (
     Breakage(
         name="a replay reports the score that chose",
         file="sweeps/service/running/strategy_bank.py",
-        before="others = [other for other in range(self.num_repeats) if other != repeat]",
-        after="others = [repeat]",
+        before="return [other for other in range(self.num_repeats) if other != repeat]",
+        after="return [repeat]",
         tests=("tests/sweeps/test_strategy_bank.py::test_reported_score_is_of_a_repeat_that_chose_nothing",),
     ),
 )

@@ -11,9 +11,8 @@
 Guarantee: the released trainings on the private records are (`total_epsilon`, δ)-differentially private under
 the neighbouring relation of their method, as planned. Steps that restarts repeat come on top unless R of them
 are charged in advance (docs/theory/restarts.md), and so does a private model that trainings start from. No
-strategy has accounting of its own. Each is a policy of the one
-driver, and `Limits` finds the largest ε of the model's training by the functions that state and charge a
-sweep.
+strategy has accounting of its own. Each is a policy of the one driver, and `Limits` finds the largest ε of
+the model's training by the functions that state and charge a sweep.
 
 *Scaling*: all (q, σ, T) are fixed before the first training: those at small ε by these ε, and those of the
 final training by the rest of the total. Results choose only among candidates that are charged equally, which
@@ -291,6 +290,7 @@ def scaling_stages(
 
 
 def at_epsilon(point: Point, epsilon: float) -> Point:
+    """Return a point with its own ε, which its label names."""
     return replace(
         point, label=f"{point.label}-eps{epsilon:g}", changes={**point.changes, "epsilon": epsilon}
     )

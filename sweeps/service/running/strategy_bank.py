@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -45,7 +45,7 @@ from sweeps.service.storage.sweep_folder import SweepFolder
 from trainers.config.tree import replace_options
 
 QUESTION = "tuning"
-STRATEGIES: tuple[Strategy, ...] = ("none", "open", "sealed", "public", "scaling")
+STRATEGIES: tuple[Strategy, ...] = get_args(Strategy)
 KNOWN, WITHOUT_PRIVACY = "best setting known", "without privacy"
 """References: the setting that is best at the whole ε, and the best setting without noise and clipping."""
 
@@ -99,7 +99,7 @@ def stage_of(strategy: Strategy, inputs: PlanInputs, total: float, settings: Seq
     limits = Limits(
         options=options,
         points=points,
-        trials_of=lambda at_epsilon: policy.trials(replace(inputs, options=at_epsilon, points=points)),
+        trials_of=lambda changes: policy.trials(replace(inputs, options=changes, points=points)),
         total_epsilon=total,
     )
     epsilon = limits.fit(has_fixed_noise=False).epsilon
@@ -245,10 +245,9 @@ class Replay:
 
     def _choose(self, stage: Stage, repeat: int, random: np.random.Generator) -> str:
         """Return the label of the setting that a strategy chooses in one replay."""
-        labels = [point.label for point in stage.settings]
+        labels, others = [point.label for point in stage.settings], self._other_repeats(repeat)
 
         def draw_score(scores: Scores, label: str, epsilon: float) -> float:
-            others = [other for other in range(self.num_repeats) if other != repeat]
             return float(scores[label, epsilon][random.choice(others)])
 
         match stage.strategy:
@@ -275,10 +274,13 @@ class Replay:
                 }
                 return scale_rate(stage.settings, small, stage.model_epsilon).point.label
 
+    def _other_repeats(self, repeat: int) -> list[int]:
+        """Return the repeats whose scores may choose a setting that is reported in this repeat."""
+        return [other for other in range(self.num_repeats) if other != repeat]
+
     def _of_best(self, epsilon: float, repeat: int) -> float:
         """Return the score in this repeat of the setting that is best in the others at an ε."""
-        others = [r for r in range(self.num_repeats) if r != repeat]
-        labels = [point.label for point in self.bank.settings]
+        others, labels = self._other_repeats(repeat), [point.label for point in self.bank.settings]
         best = max(labels, key=lambda label: np.mean([self.scores[label, epsilon][r] for r in others]))
         return self.scores[best, epsilon][repeat]
 
