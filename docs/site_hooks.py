@@ -28,7 +28,7 @@ ELSEWHERE = {
 """Site page by file of the repository."""
 
 _LINK = re.compile(r"(\]\()([^)\s]+)(\))")
-_CODE = re.compile(r"(```.*?```|`[^`]*`)", re.DOTALL)
+_CODE = re.compile(r"(```.*?```|`[^`]*`|\]\([^)\s]+\))", re.DOTALL)  # the target of a link, too
 _SUBSCRIPT = re.compile(
     r"(?<=[A-Za-zα-ωΑ-Ωℓ∇∏'°\u0302])_(?:\{([^}]*)\}|([A-Za-z0-9α-ω]{1,4})(?![A-Za-z0-9α-ω_]))"
 )
@@ -91,11 +91,13 @@ def with_site_links(markdown: str, source: str) -> str:
 
 
 def with_indices(markdown: str) -> str:
-    """Return Markdown whose `x_i` and `x^i` outside code are set as indices and powers.
+    """Return Markdown whose `x_i` and `x^i` outside code and links are set as indices and powers.
 
     >>> with_indices("Σ_{i<n} c_in g_in ≤ e^(ε−s)·s^m_ij, but `sampling_prob` and dp_accounting")
     'Σ<sub>i&lt;n</sub> c<sub>in</sub> g<sub>in</sub> ≤ e<sup>ε−s</sup>·s<sup>m</sup><sub>ij</sub>, but \
 `sampling_prob` and dp_accounting'
+    >>> with_indices("σ_t ([numbers](results/one_run-2026.json))")
+    'σ<sub>t</sub> ([numbers](results/one_run-2026.json))'
     """
     parts = _CODE.split(markdown)
     for at, part in enumerate(parts):
