@@ -162,8 +162,8 @@ class PrivateStep:
             on every worker.
           observer: reads the sum before noise, and the norm of the noise; None for none.
         """
-        noise = self.mechanism.noise(num_summed=self.randomness.num_summed_normals)
         total = no_sum(self.model) if self.total is None else self.total.zero_()
+        noise = self.mechanism.noise(num_grid_coordinates=len(total) if self.randomness.is_exact else 0)
         noise_of = self._start_noise(step, noise, total)
         with self.watch():
             reports = self.add_clipped_sum(total, step, groups, inputs_of)

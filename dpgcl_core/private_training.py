@@ -192,8 +192,7 @@ class PrivateTraining:
         Args:
           mechanism: a mechanism whose method clips the gradient of one loss per disjoint group.
           model, optimizer, data_loader, loss, max_groups_at_once, mixes_no_records: as in `make_private`.
-          randomness: source of secret draws; by default the cryptographic stream with its floating-point
-            defence.
+          randomness: source of secret draws; by default the cryptographic stream, with exact noise.
 
         Raises:
           ConfigError: as in `make_private`.

@@ -211,8 +211,8 @@ class _CanaryMechanism(Mechanism):
     def rule(self, loss: LossSettings) -> GradientRule:
         return _CanaryClipper(**vars(super().rule(loss)), canaries=self.canaries)
 
-    def noise(self, *, num_summed: int = 1) -> GaussianNoise:
-        noise = super().noise(num_summed=num_summed)
+    def noise(self, *, num_grid_coordinates: int = 0) -> GaussianNoise:
+        noise = super().noise(num_grid_coordinates=num_grid_coordinates)
         return dataclasses.replace(noise, std=self.noise_factor * noise.std)
 
 

@@ -119,9 +119,9 @@ class _PlantedMechanism(Mechanism):
     def rule(self, loss: LossSettings) -> GradientRule:
         return self.wrong.rule
 
-    def noise(self, *, num_summed: int = 1) -> GaussianNoise:
-        noise = self.wrong.noise(self.draws[0]) if self.draws else super().noise()
-        return dataclasses.replace(noise, num_summed=num_summed)
+    def noise(self, *, num_grid_coordinates: int = 0) -> GaussianNoise:
+        noise = super().noise(num_grid_coordinates=num_grid_coordinates)
+        return dataclasses.replace(self.wrong.noise(self.draws[0]), grid=noise.grid) if self.draws else noise
 
     @property
     def divisor(self) -> float:
@@ -148,8 +148,8 @@ class NoiseOfTheRun:
     seed: int = 0
 
     @property
-    def num_summed_normals(self) -> int:
-        return self.inner.num_summed_normals
+    def is_exact(self) -> bool:
+        return self.inner.is_exact
 
     def gpu_seed(self, step: int, purpose: str) -> None:
         return None  # draws are stored and reused, which needs them on the CPU

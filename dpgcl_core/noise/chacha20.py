@@ -17,44 +17,38 @@ Finite words do not change any distribution noticeably (docs/theory/noise.md):
 - `random` returns the upper 53 bits as a multiple of 2^-53: u < q has a probability in [q, q + 2^-53).
 - `permutation` sorts independent 64-bit keys, and draws all of them again if two are equal: every order is
   exactly equally likely.
-- `standard_normal` is Box and Muller's (1958) transformation of u from 63 bits. A u in the lowest cell
-  (0, 2^-63] is replaced by a fresh u times 2^-63, repeatedly if necessary, so the tail reaches as far as
-  float64 allows. With 53 bits |z| could not exceed 8.57, which over a training changes δ.
+- `rounded_normal` returns normals rounded to whole numbers with exactly the right probabilities
+  (`dpgcl_core.noise.rounded_normal`).
 """
 
 from __future__ import annotations
 
-import math
 import secrets
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.noise.randomness import NUM_SUMMED, DrawSource, SecretRandomness, SeededNonPrivateRandomness
+from dpgcl_core.noise.randomness import DrawSource, SecretRandomness, SeededNonPrivateRandomness
+from dpgcl_core.noise.rounded_normal import PAIRS_AT_ONCE, Words, rounded_normals
 
 _KEY_BYTES = 32
 _FROM_ZERO = bytes(16)
-"""Block counter and nonce. A key is used for only one stream, so both start at zero."""
+"""Block counter, 4 bytes, and nonce, 12 bytes, of the stream. Additional bits have other nonces."""
 
 _MAX_WORDS = 2**35
 """256 GiB. After 2^32 blocks of 64 bytes the counter of RFC 8439 wraps around, and the stream repeats."""
 
-_PAIRS_AT_ONCE = 2**14
-"""The number of pairs of normals computed at a time: they fit into the cache, and torch uses one thread."""
-
-_ZEROS = memoryview(bytes(16 * _PAIRS_AT_ONCE))
-_CELL = 2.0**-63
-
-Words = NDArray[np.uint64]
+_ZEROS = memoryview(bytes(16 * PAIRS_AT_ONCE))
 
 
 class SecureGenerator:
     """Uniform numbers, permutations and normals from one ChaCha20 stream; not to be shared by threads.
 
-    The key is passed to the cipher and stored nowhere else: no attribute holds it, `repr` does not show it,
-    and the generator can be neither copied nor pickled.
+    The ciphers of the stream and of its additional bits hold the key: no attribute has it, `repr` does not
+    show it, and the generator can be neither copied nor pickled.
 
     Args:
       fixed_key_for_tests: a key of 32 bytes instead of the operating system's. Anyone who knows it can
@@ -77,7 +71,15 @@ class SecureGenerator:
             raise ConfigError(f"a key must have {_KEY_BYTES} bytes; got {len(key)}")
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms  # not needed for public data
 
-        self._stream = Cipher(algorithms.ChaCha20(key, _FROM_ZERO), mode=None).encryptor()
+        def keystream(nonce: bytes) -> Any:
+            return Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+
+        def additional_bytes(start: int, pair: int, num_bytes: int) -> bytes:
+            """Return the first bytes of the stream whose nonce has a 1 and the place of the pair's u."""
+            nonce = bytes(4) + (1).to_bytes(4, "little") + (start + pair).to_bytes(8, "little")
+            return bytes(keystream(nonce).update(bytes(num_bytes)))
+
+        self._stream, self._additional_bytes = keystream(_FROM_ZERO), additional_bytes
         self._num_words_left = _MAX_WORDS
 
     def __repr__(self) -> str:
@@ -112,36 +114,27 @@ class SecureGenerator:
         return (uniform % np.uint64(count)).astype(np.int64) + low
 
     def standard_normal(self, size: int, /) -> NDArray[np.float64]:
-        """Return independent draws from N(0, 1), `[size]`, with tails as long as float64 allows."""
-        normals = np.empty(size)
-        for start in range(0, size, 2 * _PAIRS_AT_ONCE):
-            self._fill_with_normals(normals[start : start + 2 * _PAIRS_AT_ONCE])
-        return normals
+        """Return independent draws from N(0, 1), `[size]`, rounded exactly to multiples of 2^-24."""
+        return self.rounded_normal(size, 2.0**24) * 2.0**-24
 
-    def _fill_with_normals(self, normals: NDArray[np.float64]) -> None:
-        """Fill `normals`, at most 2 · _PAIRS_AT_ONCE: cosines in the first half, sines in the second."""
-        import torch  # imported here, because options are checked without loading torch
+    def rounded_normal(self, size: int, scale: float, /) -> NDArray[np.float64]:
+        """Return independent draws from N(0, scale²), each rounded to the nearest integer, `[size]`.
 
-        num_pairs = -(-len(normals) // 2)
-        words = self._words(2 * num_pairs)
-        radius = self._uniform_above_zero(words[:num_pairs])
-        np.log(radius, out=radius)
-        radius *= -2.0
-        np.sqrt(radius, out=radius)
-        # Signed, the words are uniform in [-2^63, 2^63). torch's sine is ten times as fast as numpy's.
-        angle = torch.from_numpy(words[num_pairs:].view("<i8") * (math.pi * 2.0**-63))
-        np.multiply(torch.cos(angle).numpy(), radius, out=normals[:num_pairs])
-        num_sines = len(normals) - num_pairs
-        np.multiply(torch.sin(angle).numpy()[:num_sines], radius[:num_sines], out=normals[num_pairs:])
+        Guarantee: if the stream's words are uniform, each integer has exactly the probability that it has for
+        real numbers (`dpgcl_core.noise.rounded_normal`). The i-th draw is a function of the key, of `scale`
+        and of the place in the stream, whatever `size` is.
 
-    def _uniform_above_zero(self, words: Words) -> NDArray[np.float64]:
-        """Return uniforms in (0, 1]: the upper edges of words' cells, and a fresh draw in the lowest cell."""
-        uniform = _upper_bits(words, 63)
-        uniform += _CELL
-        lowest = np.flatnonzero(uniform <= _CELL)
-        if lowest.size:
-            uniform[lowest] *= self._uniform_above_zero(self._words(lowest.size))
-        return uniform
+        Raises:
+          ConfigError: `scale` is not between 2^-20 and 2^40.
+        """
+        if not 2.0**-20 <= scale <= 2.0**40:
+            raise ConfigError(f"scale must be between 2^-20 and 2^40; got {scale}")
+        multiples = np.empty(size)
+        for start in range(0, size, 2 * PAIRS_AT_ONCE):
+            additional_bytes = partial(self._additional_bytes, _MAX_WORDS - self._num_words_left)
+            words = self._words(2 * PAIRS_AT_ONCE)
+            rounded_normals(multiples[start : start + 2 * PAIRS_AT_ONCE], words, scale, additional_bytes)
+        return multiples
 
     def _words(self, count: int) -> Words:
         """Return the next `count` words of 64 bits of the stream, little-endian."""
@@ -171,8 +164,7 @@ def _upper_bits(words: Words, num_bits: int) -> NDArray[np.float64]:
 class SecureRandomness:
     """A source whose every call returns a `SecureGenerator` with a fresh key; its arguments have no effect.
 
-    `num_summed_normals` normals are summed for each coordinate of noise, a defence against floating-point
-    attacks (`GaussianNoise.num_summed`).
+    Its noise is drawn exactly on a grid (`GaussianNoise.on_grid`).
 
     >>> source = SecureRandomness()
     >>> a, b = source.generator(0, "noise"), source.generator(0, "noise")
@@ -180,10 +172,8 @@ class SecureRandomness:
     False
     """
 
-    num_summed_normals = NUM_SUMMED
-    description = (
-        f"cryptographic stream (ChaCha20), {NUM_SUMMED} normals summed for each coordinate, on a grid"
-    )
+    is_exact = True
+    description = "cryptographic stream (ChaCha20), noise drawn exactly on a public grid"
 
     def generator(self, step: int, purpose: str) -> SecureGenerator:
         return SecureGenerator()
@@ -205,8 +195,8 @@ def choose_randomness(
     Raises:
       ConfigError: private data are used without the stream, or a seeded run is used with it.
 
-    >>> choose_randomness(secure_noise=None, data_are_private=True).num_summed_normals
-    4
+    >>> choose_randomness(secure_noise=None, data_are_private=True).is_exact
+    True
     """
     if data_are_private and (secure_noise is False or public_seed is not None):
         raise ConfigError(

@@ -19,9 +19,6 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-NUM_SUMMED = 4
-"""The number of normals summed for one coordinate with the floating-point defence."""
-
 
 class Draws(Protocol):
     """The kinds of draws that sampling, grouping and noise need; `np.random.Generator` has them."""
@@ -43,8 +40,8 @@ class DrawSource(Protocol):
     """A source of fresh draws for one step and purpose."""
 
     @property
-    def num_summed_normals(self) -> int:
-        """The `GaussianNoise.num_summed` of this source: above 1 with the floating-point defence."""
+    def is_exact(self) -> bool:
+        """Whether noise from this source must be drawn exactly on a grid (`GaussianNoise.on_grid`)."""
 
     @property
     def description(self) -> str:
@@ -73,7 +70,7 @@ class SecretRandomness:
     False
     """
 
-    num_summed_normals = 1
+    is_exact = False
     description = (
         "PCG64DXSM, seeded afresh by the operating system for every step; noise on a GPU by Philox 4×32-10"
     )
@@ -96,7 +93,7 @@ class SeededNonPrivateRandomness:
     True
     """
 
-    num_summed_normals = 1
+    is_exact = False
     description = "PCG64DXSM, seeded by the public seed: NO GUARANTEE"
 
     def __init__(self, seed: int) -> None:

@@ -29,54 +29,48 @@ import math
 from functools import lru_cache
 from pathlib import Path
 
+import torch
 from dp_accounting import dp_event
 
 from dpgcl_core.accounting import composition
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.noise.gaussian import GaussianNoise
+from dpgcl_core.noise.gaussian import noised
 from dpgcl_core.noise.randomness import Draws
 
 _CALIBRATION_TRIES = 8
 
 
-def noised_count(count: int, noise_multiplier: float, generator: Draws, *, num_summed: int = 1) -> int:
+def noised_count(count: int, noise_multiplier: float, generator: Draws) -> int:
     """Return `count` plus Gaussian noise, rounded to a whole number; it may be negative or too large.
 
     Guarantee: a Gaussian mechanism with noise multiplier `noise_multiplier` for adding or removing one
-    record, if the record moves `count` by at most 1 (see the module). The noise is rounded before it is
-    added. This equals rounding the noised count, which is post-processing, and leaves no floating-point
-    digits that could distinguish it from the noised count of a neighbouring data set.
+    record, if the record moves `count` by at most 1 (see the module). Rounding is post-processing.
 
     Args:
       count: number of correct answers.
       noise_multiplier: s, the noise's standard deviation, since the sensitivity is 1.
       generator: source of secret draws.
-      num_summed: number of normals summed for the noise, see `GaussianNoise`.
 
     Raises:
       ConfigError: `noise_multiplier` is too small to protect anything, or not finite.
     """
     check_noise_multiplier("score_noise_multiplier", noise_multiplier)
-    noise = GaussianNoise(std=noise_multiplier, num_summed=num_summed)
-    return int(count) + round(float(noise.draw(1, generator)))
+    return round(float(noised(torch.tensor(count), noise_multiplier, 1.0, generator)))
 
 
-def noised_norm(
-    norm: float, sensitivity: float, noise_multiplier: float, generator: Draws, *, num_summed: int = 1
-) -> float:
-    """Return `norm` plus N(0, (noise_multiplier·sensitivity)²), rounded as `GaussianNoise.on_grid`.
+def noised_norm(norm: float, sensitivity: float, noise_multiplier: float, generator: Draws) -> float:
+    """Return `norm` plus N(0, (noise_multiplier·sensitivity)²).
 
     Args:
       norm: the norm of the clipped sum without noise.
       sensitivity: the sensitivity of that sum, hence of its norm.
       noise_multiplier: t = noise std / sensitivity.
       generator: a separate source of secret draws: noise shared with the sum's noise would break the proof.
-      num_summed: number of normals summed for the noise, see `GaussianNoise`.
     """
     check_noise_multiplier("snr_noise_multiplier", noise_multiplier)
-    noise = GaussianNoise(std=noise_multiplier * sensitivity, num_summed=num_summed)
-    return float(noise.on_grid(noise.draw(1, generator).add_(norm)))
+    value = torch.tensor(norm, dtype=torch.float64)
+    return float(noised(value, noise_multiplier, sensitivity, generator))
 
 
 def check_noise_multiplier(name: str, value: float) -> None:

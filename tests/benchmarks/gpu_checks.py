@@ -24,7 +24,8 @@ from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.layers import GroupNormRule
 from dpgcl_core.clipping.one_pass import as_layers_run
 from dpgcl_core.clipping.types import no_sum, trainable_parameters
-from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
+from dpgcl_core.noise.chacha20 import SecureGenerator
+from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.workers import SingleWorker
 from trainers.config.nodes import OptimizerConfig
 from trainers.config.optimizer_registry import OPTIMIZERS
@@ -371,16 +372,16 @@ def noise_is_added_as_on_the_cpu(task: ImageTask) -> Numbers:
     """The noisy sum is that of the CPU bit for bit, and its noise has the mechanism's deviation."""
     found, size = {}, 200_000
     clean = torch.randn(size, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    for num_summed in (1, NUM_SUMMED):
-        law = GaussianNoise(std=1.5, num_summed=num_summed)
-        noise = law.draw(size, np.random.default_rng(0))
+    on_grid = GaussianNoise.on_grid(noise_multiplier=1.5, sensitivity=1.0, num_coordinates=size)
+    for law in (GaussianNoise(std=1.5), on_grid):
+        noise = law.draw(size, SecureGenerator(fixed_key_for_tests=bytes(32)))
         here, there = clean.clone(), clean.to(task.device, copy=True)
         law.add_rounded_once(here, noise)
         law.add_rounded_once(there, noise.to(task.device))
         if not torch.equal(here, there.cpu()):
-            raise CheckError(f"the noisy sum of {num_summed} normals is another than the CPU's")
+            raise CheckError(f"the noisy sum of {law} is another than the CPU's")
         ratio = float((there.cpu() - clean).std()) / law.std
-        found[f"deviation over its own, {num_summed} summed"] = ratio
+        found[f"deviation over its own, grid {law.grid:g}"] = ratio
         at_most("the relative error of the deviation", abs(ratio - 1), 5 / (2 * size) ** 0.5)
     return found
 

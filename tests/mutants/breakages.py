@@ -69,23 +69,39 @@ BREAKAGES = (
         tests=("tests/dpgcl_core/noise/test_chunked_draw.py::test_no_two_coordinates_share_noise",),
     ),
     Breakage(
-        name="summed normals are divided by their number, not its root",
+        name="rounding the sum to the grid is not charged",
         file="dpgcl_core/noise/gaussian.py",
-        before="return torch.from_numpy(noise).mul_(self.std / math.sqrt(self.num_summed))",
-        after="return torch.from_numpy(noise).mul_(self.std / self.num_summed)",
-        tests=(
-            "tests/dpgcl_core/noise/test_gaussian.py::test_summed_noise_is_the_sum_over_the_root_of_the_count",
-        ),
+        before="return cls(std=std + noise_multiplier * grid * math.sqrt(num_coordinates), grid=grid)",
+        after="return cls(std=std, grid=grid)",
+        tests=("tests/dpgcl_core/noise/test_gaussian.py::test_noise_covers_the_sum_after_it_is_rounded",),
     ),
     Breakage(
-        name="noisy sum keeps the bits below the grid",
+        name="sum keeps the bits below the grid",
         file="dpgcl_core/noise/gaussian.py",
-        before="(self.on_grid(noisy) if self.num_summed > 1 else noisy).float()",
-        after="noisy.float()",
-        tests=(
-            "tests/dpgcl_core/noise/test_gaussian.py"
-            "::test_noisy_sum_with_the_defence_goes_to_the_grid_before_it_is_rounded",
-        ),
+        before="sums.double().div(self.grid).round_().mul_(self.grid) if self.grid",
+        after="sums.double() if self.grid",
+        tests=("tests/dpgcl_core/noise/test_gaussian.py::test_released_sum_shows_the_rounded_sum_alone",),
+    ),
+    Breakage(
+        name="normals next to an edge of the grid are rounded by float64",
+        file="dpgcl_core/noise/rounded_normal.py",
+        before="is_undecided = normals > 0.5 - TOLERANCE * scale",
+        after="is_undecided = normals > 1",
+        tests=("tests/dpgcl_core/noise/test_rounded_normal.py::test_every_integer_is_that_of_the_words",),
+    ),
+    Breakage(
+        name="normals have a last value",
+        file="dpgcl_core/noise/rounded_normal.py",
+        before="is_undecided |= (uniform < _SMALLEST) | (uniform > _LARGEST)",
+        after="is_undecided |= uniform > _LARGEST",
+        tests=("tests/dpgcl_core/noise/test_rounded_normal.py::test_normals_have_no_last_value",),
+    ),
+    Breakage(
+        name="cosine and sine of a pair have different additional bits",
+        file="dpgcl_core/noise/rounded_normal.py",
+        before="multiples[place] = _nearest_integer(*words_of_pair, scale, is_sine, pair, additional_bytes)",
+        after="multiples[place] = _nearest_integer(*words_of_pair, scale, is_sine, place, additional_bytes)",
+        tests=("tests/dpgcl_core/noise/test_rounded_normal.py::test_pair_has_one_continuation",),
     ),
     Breakage(
         name="workers but the first step on their own sums, without noise",
@@ -427,16 +443,6 @@ BREAKAGES = (
             "::test_noise_of_private_data_comes_from_the_stream_beside_a_gpu_too",
         ),
     ),
-    Breakage(
-        name="summed normals of a GPU are divided by their number, not its root",
-        file="dpgcl_core/noise/gaussian.py",
-        before="return noise.mul_(self.std / math.sqrt(self.num_summed))",
-        after="return noise.mul_(self.std / self.num_summed)",
-        tests=(
-            "tests/dpgcl_core/noise/test_chunked_draw.py"
-            "::test_noise_that_a_device_draws_itself_has_a_seed_for_each_part",
-        ),
-    ),
     # Clipping
     Breakage(
         name="replayed passes keep the mask of the captured one",
@@ -647,11 +653,11 @@ BREAKAGES = (
     Breakage(
         name="own loop: noise of C, whatever is sampled",
         file="dpgcl_core/private_step.py",
-        before="        total = no_sum(self.model) if self.total",
+        before="        noise_of = self._start_noise(step, noise, total)\n",
         after=(
             "        std = self.mechanism.noise_multiplier * self.mechanism.l2_clip_norm\n"
-            "        noise = type(noise)(std=std, num_summed=noise.num_summed)\n"
-            "        total = no_sum(self.model) if self.total"
+            "        noise = type(noise)(std=std, grid=noise.grid)\n"
+            "        noise_of = self._start_noise(step, noise, total)\n"
         ),
         tests=(
             "tests/dpgcl_core/test_private_training.py::test_noise_of_the_loop_is_that_of_what_is_sampled",

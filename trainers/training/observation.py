@@ -137,7 +137,7 @@ class Observer:
         is_requested = self._config.evaluation.snr_noise_multiplier is not None
         return is_requested and step == 0 and self._config.mechanism.is_private
 
-    def record_noised_snr(self, clean_sum: Tensor, generator: Draws, *, num_summed: int = 1) -> None:
+    def record_noised_snr(self, clean_sum: Tensor, generator: Draws) -> None:
         """Record the noised norm of the clipped sum over the public σΔ√d, the noise's root-mean-square norm.
 
         σ is the noise multiplier, Δ the sensitivity and d the number of weights. The norm of the drawn noise
@@ -146,14 +146,13 @@ class Observer:
         Args:
           clean_sum: the clipped sum before noise, `[num_parameters]`.
           generator: a secret generator, other than the generator of the step's noise.
-          num_summed: number of normals summed for the noise, see `dpgcl_core.noise.gaussian`.
         """
         multiplier = self._config.evaluation.snr_noise_multiplier
         if multiplier is None:
             return
         mechanism = self._config.mechanism
         norm = float(torch.linalg.vector_norm(clean_sum.double()))
-        released = noised_norm(norm, mechanism.sensitivity, multiplier, generator, num_summed=num_summed)
+        released = noised_norm(norm, mechanism.sensitivity, multiplier, generator)
         expected = mechanism.noise_multiplier * mechanism.sensitivity * math.sqrt(len(clean_sum))
         self.final.update(self.visible({"noised_snr_first_step": released / expected}))
 
@@ -186,9 +185,7 @@ class ObservedStep:
                 bare_norm = self.norm_without_augmentation(groups) if step == 0 else None
                 self._norms = float(torch.linalg.vector_norm(total)), bare_norm
         if self.workers.rank == 0 and observer.releases_noised_snr(step):
-            num_summed = self.randomness.num_summed_normals
-            generator = self.randomness.generator(step, "snr noise")
-            observer.record_noised_snr(total, generator, num_summed=num_summed)
+            observer.record_noised_snr(total, self.randomness.generator(step, "snr noise"))
 
     def on_noise(self, norm: float) -> None:
         if self._norms is not None and norm > 0:  # an audit may run a step without noise

@@ -133,7 +133,6 @@ def noised_scores(
     generator: Draws,
     device: torch.device | str,
     *,
-    num_summed: int = 1,
     before_drawing: Callable[[], object] | None = None,
 ) -> dict[str, float]:
     """Return the noised accuracies on `records` by metric name; noise may take them out of [0, 1].
@@ -148,7 +147,6 @@ def noised_scores(
       config: the configuration with the noise and the public divisor.
       generator: the secret generator of the noise.
       device: the device of the encoder.
-      num_summed: number of normals summed for the noise of a count, see `dpgcl_core.noise.gaussian`.
       before_drawing: function called just before the noise is drawn; nothing is released before this call.
     """
     multiplier = config.evaluation.score_noise_multiplier
@@ -157,10 +155,7 @@ def noised_scores(
     counts = correct_counts(encoder, index, records, config, device)
     if before_drawing is not None:
         before_drawing()
-    noised = {
-        name: noised_count(count, multiplier, generator, num_summed=num_summed)
-        for name, count in counts.items()
-    }
+    noised = {name: noised_count(count, multiplier, generator) for name, count in counts.items()}
     return {f"noised_{name}": public_share(count, config.num_scored_public) for name, count in noised.items()}
 
 

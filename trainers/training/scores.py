@@ -78,7 +78,6 @@ class Scorer:
             training.config,
             step.randomness.generator(training.num_steps_done, "score noise"),
             next(training.encoder.parameters()).device,
-            num_summed=step.randomness.num_summed_normals,
             before_drawing=before_drawing,
         )
         final.update(training.observer.visible(scores))

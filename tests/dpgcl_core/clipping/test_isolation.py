@@ -383,7 +383,7 @@ def test_authors_word_changes_nothing_for_an_honest_network() -> None:
 
 
 class _Seeded:
-    num_summed_normals = 1
+    is_exact = False
 
     def generator(self, step: int, purpose: str) -> np.random.Generator:
         return np.random.default_rng([step, *purpose.encode()])

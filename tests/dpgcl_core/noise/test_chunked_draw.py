@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from dpgcl_core.noise import chunked_draw
+from dpgcl_core.noise.chacha20 import SecureGenerator
 from dpgcl_core.noise.chunked_draw import (
     add_in_parts,
     in_float32,
@@ -17,7 +19,7 @@ from dpgcl_core.noise.chunked_draw import (
     parts_of,
     purpose_of,
 )
-from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
+from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.randomness import Draws, SeededNonPrivateRandomness
 
 PART = 1000
@@ -29,8 +31,18 @@ def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunked_draw, "PART", PART)
 
 
+ON_GRID = GaussianNoise.on_grid(noise_multiplier=2.0, sensitivity=1.0, num_coordinates=8 * PART)
+
+
 def _generator_of(purpose: str) -> Draws:
     return SeededNonPrivateRandomness(5).generator(3, purpose)
+
+
+def _secure_generator_of(purpose: str) -> Draws:
+    return SecureGenerator(fixed_key_for_tests=purpose.encode().ljust(32))
+
+
+SOURCES = [(GaussianNoise(std=2.0), _generator_of), (ON_GRID, _secure_generator_of)]
 
 
 def _clean(length: int) -> torch.Tensor:
@@ -45,28 +57,26 @@ def test_parts_hold_every_coordinate_once_and_have_purposes_of_their_own(length:
 
 
 @pytest.mark.parametrize("length", LENGTHS)
-@pytest.mark.parametrize("num_summed", [1, NUM_SUMMED])
+@pytest.mark.parametrize(("law", "generator_of"), SOURCES)
 @pytest.mark.parametrize("threads", [0, 3])
 def test_sum_is_that_of_the_whole_noise_vector_rounded_once(
-    length: int, num_summed: int, threads: int
+    length: int, law: GaussianNoise, generator_of: Callable[[str], Draws], threads: int
 ) -> None:
-    law, total = GaussianNoise(std=1.5, num_summed=num_summed), _clean(length)
-    noise_of = part_noise(law, _generator_of)
+    total, noise_of = _clean(length), part_noise(law, generator_of)
     noise = torch.cat([noise_of(part) for part in parts_of(length)])
     expected = total.clone()
     law.add_rounded_once(expected, noise)
     beside = ThreadPoolExecutor(threads) if threads else None
-    norm = add_in_parts(total, law, part_noise(law, _generator_of), executor=beside)
+    norm = add_in_parts(total, law, noise_of, executor=beside)
     assert torch.equal(total, expected)
     assert norm == pytest.approx(float(noise.norm()), rel=1e-12)
 
 
-@pytest.mark.parametrize("num_summed", [1, NUM_SUMMED])
-def test_no_two_coordinates_share_noise(num_summed: int) -> None:
+@pytest.mark.parametrize(("law", "generator_of"), SOURCES)
+def test_no_two_coordinates_share_noise(law: GaussianNoise, generator_of: Callable[[str], Draws]) -> None:
     length = 8 * PART
     total = torch.zeros(length, dtype=torch.float64)
-    law = GaussianNoise(std=2.0, num_summed=num_summed)
-    add_in_parts(total, law, part_noise(law, _generator_of))
+    add_in_parts(total, law, part_noise(law, generator_of))
     by_part = total.view(8, PART).numpy()
     apart = np.corrcoef(by_part) - np.eye(8)
     assert np.abs(apart).max() < 5 / PART**0.5  # that of parts with one generator is 1
@@ -102,7 +112,7 @@ def test_noise_that_a_device_draws_itself_has_a_seed_for_each_part() -> None:
         asked.append(purpose)
         return next(seeds)
 
-    law, length = GaussianNoise(std=2.0, num_summed=NUM_SUMMED), 8 * PART
+    law, length = GaussianNoise(std=2.0), 8 * PART
     noise_of = part_noise_on_gpu(law, seed_of, "cpu")
     total = torch.zeros(length, dtype=torch.float64)
     norm = add_in_parts(total, law, noise_of)

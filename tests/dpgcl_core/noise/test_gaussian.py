@@ -1,20 +1,19 @@
-"""The noise keeps its law, and what floating point shows of a clean sum is taken away."""
+"""The noise keeps its law, and a released sum is a function of a Gaussian mechanism's output."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
 from scipy import stats
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.noise import gaussian as noise_module
 from dpgcl_core.noise.chacha20 import SecureGenerator
-from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
+from dpgcl_core.noise.gaussian import GaussianNoise, noised
 from dpgcl_core.release.noised_counts import noised_count, noised_norm
 
 SIGNIFICANCE = 1e-3
@@ -24,115 +23,102 @@ def _generator(key: int = 0) -> SecureGenerator:
     return SecureGenerator(fixed_key_for_tests=key.to_bytes(32, "big"))
 
 
-class _Counted:
-    """Gives k in its k-th call, and remembers the sizes asked for."""
-
-    def __init__(self) -> None:
-        self.sizes: list[int] = []
-
-    def standard_normal(self, size: int, /) -> NDArray[np.float64]:
-        self.sizes.append(size)
-        return np.full(size, float(len(self.sizes)))
-
-    random = permutation = None  # type: ignore[assignment]
+def _on_grid(std: float, num_coordinates: int = 1) -> GaussianNoise:
+    return GaussianNoise.on_grid(noise_multiplier=std, sensitivity=1.0, num_coordinates=num_coordinates)
 
 
-@pytest.mark.parametrize("num_summed", [1, 2, 3, NUM_SUMMED])
-def test_noise_has_the_same_law_however_many_are_summed(num_summed: int) -> None:
-    drawn = GaussianNoise(std=2.5, num_summed=num_summed).draw(100_000, _generator(num_summed)).numpy()
+LAWS = (GaussianNoise(std=2.5), _on_grid(2.5))
+
+
+@pytest.mark.parametrize("law", LAWS, ids=("float64", "grid"))
+def test_noise_has_the_law_of_a_normal(law: GaussianNoise) -> None:
+    drawn = law.draw(100_000, _generator(1)).numpy()
+    assert drawn.dtype == np.float64
     assert stats.kstest(drawn / 2.5, "norm").pvalue > SIGNIFICANCE
     assert stats.kstest(1.04 * drawn / 2.5, "norm").pvalue < SIGNIFICANCE / 100
 
 
-def test_noise_is_drawn_and_kept_in_float64() -> None:
-    drawn = GaussianNoise(std=0.7, num_summed=NUM_SUMMED).draw(1000, _generator())
-    assert drawn.dtype == torch.float64
-    assert not torch.equal(drawn, drawn.float().double())
-
-
-def test_summed_noise_is_the_sum_over_the_root_of_the_count() -> None:
-    source = _Counted()
-    drawn = GaussianNoise(std=3.0, num_summed=4).draw(2, source)  # type: ignore[arg-type]
-    assert drawn.tolist() == [3.0 * (1 + 2 + 3 + 4) / 2] * 2
-    assert source.sizes == [2] * 4
-
-
-def test_plain_noise_is_one_draw() -> None:
-    source = _Counted()
-    assert GaussianNoise(std=3.0).draw(5, source).tolist() == [3.0] * 5  # type: ignore[arg-type]
-    assert source.sizes == [5]
-
-
-@pytest.mark.parametrize("num_coordinates", [0, 1, 7, 2**15, 2**15 + 1, 3 * 2**15 + 2])
-def test_every_coordinate_gets_its_own_summed_noise(num_coordinates: int) -> None:
-    drawn = GaussianNoise(std=1.0, num_summed=NUM_SUMMED).draw(num_coordinates, _generator())
-    assert len(drawn) == len(drawn.unique()) == num_coordinates
-    assert (drawn != 0).all()
-
-
-def test_summed_noise_is_uncorrelated_across_tensors_and_steps() -> None:
-    noise, length = GaussianNoise(std=1.0, num_summed=NUM_SUMMED), 100_000
-    steps = [noise.draw(2 * length, _generator(key)).numpy() for key in (11, 12, 13)]
+@pytest.mark.parametrize("law", LAWS, ids=("float64", "grid"))
+def test_noise_is_uncorrelated_across_tensors_and_steps(law: GaussianNoise) -> None:
+    length = 100_000
+    steps = [law.draw(2 * length, _generator(key)).numpy() for key in (11, 12, 13)]
     tensors = np.stack([half for step in steps for half in (step[:length], step[length:])])
     for values in (tensors, tensors**2):
         assert np.abs(np.corrcoef(values) - np.eye(len(values))).max() < 4 / math.sqrt(length)
 
 
-def test_two_normals_of_one_pair_never_meet_in_a_sum() -> None:
-    """Their sum is a single normal; here each of the four comes from words of its own."""
-    length = 2 * 2**14
-    parts = _generator(14)
-    summed = sum(parts.standard_normal(length) for _ in range(NUM_SUMMED))
-    drawn = GaussianNoise(std=1.0, num_summed=NUM_SUMMED).draw(length, _generator(14))
-    assert np.array_equal(drawn.numpy(), 0.5 * summed)
+@pytest.mark.parametrize("num_coordinates", [0, 1, 7, 2**15, 2**15 + 1, 3 * 2**15 + 2])
+def test_every_coordinate_gets_noise_of_its_own(num_coordinates: int) -> None:
+    drawn = _on_grid(1.0).draw(num_coordinates, _generator())
+    assert len(drawn) == num_coordinates
+    assert len(drawn.unique()) >= 0.999 * num_coordinates
+    assert (drawn / _on_grid(1.0).grid).frac().eq(0).all()
 
 
 def test_noise_without_std_is_zero_and_draws_nothing() -> None:
-    source = _Counted()
-    assert not GaussianNoise(std=0.0, num_summed=4).draw(3, source).any()  # type: ignore[arg-type]
-    assert not source.sizes
+    law = _on_grid(0.0)
+    assert law == GaussianNoise(std=0.0)
+    assert not law.draw(3, None).any()  # type: ignore[arg-type]
 
 
-def test_sum_of_no_normals_is_refused() -> None:
-    with pytest.raises(ConfigError, match="num_summed must be at least 1; got 0"):
-        GaussianNoise(std=1.0, num_summed=0)
+def test_noise_on_a_grid_is_refused_from_a_plain_generator() -> None:
+    with pytest.raises(ConfigError, match="SecureGenerator; got a Generator"):
+        _on_grid(1.0).draw(3, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize("std", [1e-8, 0.3, 1.0, 1.999, 512.0])
 def test_grid_is_a_power_of_two_below_the_noise(std: float) -> None:
-    grid = GaussianNoise(std=std).grid
+    grid = _on_grid(std).grid
     assert math.frexp(grid)[0] == 0.5
-    assert std * 2**-21 < grid <= std * 2**-20
+    assert std * 2**-25 < grid <= std * 2**-24
 
 
-def _shown_by_low_bits(noisy: torch.Tensor) -> float:
-    """The share of noisy sums that are multiples of 2^-53, as all are whose clean sum or noise is near 1."""
-    return float((noisy * 2.0**53 == (noisy * 2.0**53).round()).double().mean())
+def _release(law: GaussianNoise, sums: torch.Tensor, key: int) -> torch.Tensor:
+    total = sums.clone()
+    law.add_rounded_once(total, law.draw(len(total), _generator(key)))
+    return total
 
 
-def test_grid_hides_how_large_the_clean_sum_was() -> None:
-    """Low-order bits of noisy sums near zero tell a clean sum of 0 from one of 1; on the grid they do not."""
-    small = GaussianNoise(std=1e-9).draw(10_000, _generator(15))
-    from_zero, from_one = 0.0 + small, 1.0 + (small - 1.0)
-    assert _shown_by_low_bits(from_zero) < 0.1
-    assert _shown_by_low_bits(from_one) == 1.0
-    noise = GaussianNoise(std=1.0)
-    for noisy in (noise.on_grid(from_zero), noise.on_grid(from_one)):
-        assert _shown_by_low_bits(noisy) == 1.0
+def test_noise_covers_the_sum_after_it_is_rounded() -> None:
+    """The worst neighbours: each coordinate's difference grows by almost a whole spacing."""
+    num_coordinates, sensitivity, sigma = 10_000, 1e-6, 2.0
+    law = GaussianNoise.on_grid(
+        noise_multiplier=sigma, sensitivity=sensitivity, num_coordinates=num_coordinates
+    )
+    just_below = torch.full((num_coordinates,), 0.4999 * law.grid, dtype=torch.float64)
+    neighbour = just_below + sensitivity / math.sqrt(num_coordinates)
+    still = replace(law, std=0.0)  # rounds, and adds nothing
+    moved = (_release(still, neighbour, 1) - _release(still, just_below, 1)).norm()
+    assert float(moved) > sensitivity
+    assert law.std >= sigma * float(moved)
+    largest = sensitivity + law.grid * math.sqrt(num_coordinates)
+    assert law.std == pytest.approx(sigma * largest, rel=1e-12)
 
 
-def test_grid_moves_a_noisy_sum_by_half_its_spacing_at_most() -> None:
-    noise = GaussianNoise(std=3.0)
-    noisy = noise.draw(10_000, _generator(16))
-    rounded = noise.on_grid(noisy.clone())
-    moved = (rounded - noisy).abs()
-    assert 0.4 * noise.grid < float(moved.max()) <= 0.5 * noise.grid
-    assert torch.equal(rounded / noise.grid, (rounded / noise.grid).round())
+def test_released_sum_shows_the_rounded_sum_alone() -> None:
+    """Two sums in one cell give the same release bit for bit, signs of zeros and low bits included."""
+    law = _on_grid(1.0, 50_000)
+    generator = torch.Generator().manual_seed(0)
+    centres = torch.randint(-3, 4, (50_000,), generator=generator).double() * law.grid
+    offsets = (torch.rand(2, 50_000, generator=generator, dtype=torch.float64) - 0.5) * 0.99 * law.grid
+    small = replace(law, std=2 * law.grid)  # so that many noisy sums are zero
+    for scale in (law, small):
+        released = [_release(scale, centres + offset, 3) for offset in offsets]
+        assert torch.equal(released[0].view(torch.int64), released[1].view(torch.int64))
+    assert (released[0] == 0).sum() > 1000
 
 
-def test_grid_without_noise_rounds_nothing() -> None:
-    values = torch.tensor([0.1, 1e-30], dtype=torch.float64)
-    assert torch.equal(GaussianNoise(std=0.0).on_grid(values.clone()), values)
+def test_release_moves_with_the_rounded_sum_exactly() -> None:
+    """The noise does not depend on the sum: under one key the releases differ by whole spacings."""
+    law = _on_grid(1.0, 1000)
+    sums = torch.randn(2, 1000, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    first, second = (_noisy_in_float64(law, row) for row in sums)
+    multiples = sums.div(law.grid).round()
+    assert torch.equal((first - second) / law.grid, multiples[0] - multiples[1])
+
+
+def _noisy_in_float64(law: GaussianNoise, sums: torch.Tensor) -> torch.Tensor:
+    return law._rounded(sums) + law.draw(len(sums), _generator(4))
 
 
 def _sums_and_noise(length: int, std: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -157,23 +143,14 @@ def test_sum_in_float64_is_rounded_after_the_noise_and_not_before() -> None:
     assert total.item() == 2.0**24 + 2
 
 
-@pytest.mark.parametrize("std", [0.02, 1.0, 1.9])
-@pytest.mark.parametrize("length", [1, 2**17, 2**18 + 3])
-def test_noisy_sum_with_the_defence_goes_to_the_grid_before_it_is_rounded(length: int, std: float) -> None:
-    total, noise = _sums_and_noise(length, std)
-    law = GaussianNoise(std=std, num_summed=NUM_SUMMED)
-    on_grid = ((total.double() + noise) / law.grid).round() * law.grid
+@pytest.mark.parametrize("length", [1, 2**15, 2**17 + 3])
+def test_sum_goes_to_the_grid_before_the_noise_and_to_float32_after_it(length: int) -> None:
+    law = _on_grid(1.9, length)
+    total = torch.randn(length, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    noise = law.draw(length, _generator(5))
+    expected = (total.div(law.grid).round().mul(law.grid) + noise).float()
     law.add_rounded_once(total, noise)
-    assert torch.equal(total, on_grid.float())
-    assert torch.equal(total.double() / law.grid, (total.double() / law.grid).round())
-
-
-@pytest.mark.parametrize("std", [0.02, 1.0, 1.9])
-def test_float32_holds_every_multiple_of_the_grid_up_to_eight_standard_deviations(std: float) -> None:
-    grid = GaussianNoise(std=std).grid
-    largest = math.floor(8 * std / grid)
-    multiples = grid * torch.tensor([1, 3, largest - 2, largest - 1, largest], dtype=torch.float64)
-    assert torch.equal(multiples.float().double(), multiples)
+    assert torch.equal(total, expected.double())
 
 
 def test_noise_of_another_length_is_refused() -> None:
@@ -182,16 +159,8 @@ def test_noise_of_another_length_is_refused() -> None:
         GaussianNoise(std=1.0).add_rounded_once(total, torch.ones(1, dtype=torch.float64))
 
 
-def test_sum_without_noise_is_left_as_it_is_with_the_defence() -> None:
-    total, _ = _sums_and_noise(5, 1.0)
-    kept = total.clone()
-    law = GaussianNoise(std=0.0, num_summed=NUM_SUMMED)
-    law.add_rounded_once(total, law.draw(5, _generator()))
-    assert torch.equal(total, kept)
-
-
-@pytest.mark.parametrize(("sampling", "std"), [("groups", 1.5), ("records", 3.0)])
-def test_mechanisms_noise_sums_as_many_as_its_source_asks_for(sampling: str, std: float) -> None:
+@pytest.mark.parametrize(("sampling", "sensitivity"), [("groups", 1.0), ("records", 2.0)])
+def test_mechanism_charges_the_grid_of_the_whole_sum(sampling: str, sensitivity: float) -> None:
     mechanism = Mechanism(
         num_records_public=60,
         sampling_prob=0.5,
@@ -202,25 +171,27 @@ def test_mechanisms_noise_sums_as_many_as_its_source_asks_for(sampling: str, std
         target_delta=1e-3,
         sampling=sampling,
     )
-    assert mechanism.noise(num_summed=4) == GaussianNoise(std=std, num_summed=4)
-    assert mechanism.noise() == GaussianNoise(std=std)
+    assert mechanism.noise() == GaussianNoise(std=1.5 * sensitivity)
+    assert mechanism.noise(num_grid_coordinates=10**6) == GaussianNoise.on_grid(
+        noise_multiplier=1.5, sensitivity=sensitivity, num_coordinates=10**6
+    )
 
 
-def test_noised_count_and_norm_sum_as_many_as_asked_for() -> None:
-    source = _Counted()
-    assert noised_count(10, 3.0, source, num_summed=4) == 10 + 15  # type: ignore[arg-type]
-    assert noised_norm(10.0, 2.0, 3.0, source, num_summed=4) == 10 + 6 * (5 + 6 + 7 + 8) / 2  # type: ignore[arg-type]
-    assert source.sizes == [1] * 8
+def test_noised_values_take_the_grid_from_a_cryptographic_generator_alone() -> None:
+    values = torch.tensor([[0.1, -7.3]])
+    law = GaussianNoise.on_grid(noise_multiplier=3.0, sensitivity=2.0, num_coordinates=2)
+    exact = noised(values, 3.0, 2.0, _generator())
+    assert exact.shape == values.shape
+    assert (exact / law.grid).frac().eq(0).all()
+    plain = noised(values, 3.0, 2.0, np.random.default_rng(0))
+    normals = np.random.default_rng(0).standard_normal(2)
+    assert torch.equal(plain, values.double() + 6.0 * torch.from_numpy(normals))
+    assert torch.equal(noised(values, 0.0, 2.0, _generator()), values.double())
 
 
-def test_noised_norm_is_on_its_grid() -> None:
-    grid = GaussianNoise(std=6.0).grid
-    for key in range(20):
-        released = noised_norm(math.pi, 2.0, 3.0, _generator(key)) / grid
-        assert released == round(released)
-
-
-def test_piece_size_changes_nothing_in_the_law(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise_module, "_PIECE", 7)
-    drawn = GaussianNoise(std=1.0, num_summed=2).draw(5000, _generator(17)).numpy()
-    assert stats.kstest(drawn, "norm").pvalue > SIGNIFICANCE
+def test_noised_counts_and_norms_have_their_deviation() -> None:
+    counts = [noised_count(10, 3.0, _generator(key)) for key in range(400)]
+    norms = [noised_norm(10.0, 2.0, 3.0, _generator(key)) for key in range(400)]
+    for released, std in ((counts, 3.0), (norms, 6.0)):
+        assert abs(np.mean(released) - 10) < 4 * std / 20
+        assert abs(np.std(released) / std - 1) < 4 / math.sqrt(800)

@@ -17,7 +17,7 @@ from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise import chunked_draw
 from dpgcl_core.noise.chacha20 import SecureRandomness
-from dpgcl_core.noise.gaussian import NUM_SUMMED, GaussianNoise
+from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.randomness import Draws, SecretRandomness
 from dpgcl_core.workers import SingleWorker
 from tests.trainers.conftest import Elsewhere, make_config, make_data, make_held_out, make_records
@@ -47,13 +47,13 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
 
 
 @pytest.fixture
-def summed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many normals were summed, draw by draw."""
-    found: list[int] = []
+def on_grid(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the noise was on a grid, draw by draw."""
+    found: list[bool] = []
     own = GaussianNoise.draw
 
     def spy(self: GaussianNoise, num_coordinates: int, generator: Draws) -> torch.Tensor:
-        found.append(self.num_summed)
+        found.append(self.grid > 0)
         return own(self, num_coordinates, generator)
 
     monkeypatch.setattr(GaussianNoise, "draw", spy)
@@ -74,28 +74,28 @@ def _noised() -> tuple[TrainingConfig, TrainingData]:
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-    ("private", "asked", "source", "num_summed"),
+    ("private", "asked", "source"),
     [
-        (True, None, SecureRandomness, NUM_SUMMED),
-        (True, True, SecureRandomness, NUM_SUMMED),
-        (False, True, SecureRandomness, NUM_SUMMED),
-        (False, None, SecretRandomness, 1),
-        (False, False, SecretRandomness, 1),
+        (True, None, SecureRandomness),
+        (True, True, SecureRandomness),
+        (False, True, SecureRandomness),
+        (False, None, SecretRandomness),
+        (False, False, SecretRandomness),
     ],
 )
 def test_training_draws_from_the_stream_for_private_data_or_where_asked(
-    private: bool, asked: bool | None, source: type, num_summed: int, drawn: Drawn, summed: list[int]
+    private: bool, asked: bool | None, source: type, drawn: Drawn, on_grid: list[bool]
 ) -> None:
     train(make_config(secure_noise=asked), make_data(private=private))
     assert drawn == {(source, purpose): 6 for purpose in ("sampling", "permutation", "noise")}
-    assert summed == [num_summed] * 6
+    assert on_grid == [source is SecureRandomness] * 6
 
 
-def test_noised_releases_are_drawn_from_the_stream_and_summed(drawn: Drawn, summed: list[int]) -> None:
+def test_noised_releases_are_drawn_from_the_stream_on_a_grid(drawn: Drawn, on_grid: list[bool]) -> None:
     train(*_noised())
     assert drawn[SecureRandomness, "score noise"] == drawn[SecureRandomness, "snr noise"] == 1
     assert {source for source, _ in drawn} == {SecureRandomness}
-    assert summed == [NUM_SUMMED] * 5  # two steps, one norm, two counts
+    assert on_grid == [True] * 5  # two steps, one norm, two counts
 
 
 @pytest.mark.parametrize("secure", [True, False])
@@ -187,7 +187,7 @@ def test_noise_does_not_follow_the_clean_sum(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def _share_on_grid(sums: torch.Tensor) -> float:
-    multiples = sums / GaussianNoise(std=STD).grid
+    multiples = sums / GaussianNoise.on_grid(noise_multiplier=STD, sensitivity=1.0, num_coordinates=1).grid
     return float((multiples == multiples.round()).double().mean())
 
 

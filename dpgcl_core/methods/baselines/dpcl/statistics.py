@@ -41,7 +41,7 @@ from dpgcl_core.methods.baselines.path_clipping import (
     embed_without_graph,
     finite_rows,
 )
-from dpgcl_core.noise.gaussian import GaussianNoise
+from dpgcl_core.noise.gaussian import noised
 from dpgcl_core.noise.randomness import Draws
 
 AS_PUBLISHED: Literal["as-published"] = "as-published"
@@ -117,11 +117,6 @@ class _TwoViewRule:
             max_at_once=NUM_VIEWS * RECORDS_AT_ONCE,
         )
 
-    def _noised(self, values: Tensor, std: float, generator: Draws) -> Tensor:
-        """Return float64 `values` plus noise; the plain `values` if `std` is 0."""
-        drawn = GaussianNoise(std=std).draw(values.numel(), generator).view(values.shape)
-        return values + drawn.to(values.device)
-
 
 def nt_xent(similarities: Tensor, *, temperature: float) -> Tensor:
     """Return each view's term of NT-Xent, divided by the number of views (Eq. 3 and 4 of DPCL).
@@ -195,11 +190,11 @@ class DpSimClr(_TwoViewRule):
         with full_precision(total.device.type):
             embeddings, mask = self._embeddings(embed, inputs)
             leaf = embeddings.requires_grad_()
-            std = self.similarity_noise_multiplier * self.similarity_sensitivity
+            law = self.similarity_noise_multiplier, self.similarity_sensitivity
             with torch.enable_grad():
                 views = leaf.flatten(0, 1)
                 exact = views @ views.T
-                released = self._noised(exact.detach(), std, generator)
+                released = noised(exact.detach(), *law, generator)
                 # The value is the released value, but the derivative is that of the exact similarities.
                 terms = nt_xent(released + (exact - exact.detach()), temperature=self.temperature)
             return self._add_clipped_views(total, model, embed, inputs, (terms, leaf, mask))
@@ -285,11 +280,9 @@ class DpBarlowTwins(_TwoViewRule):
         """Return noised means and floored noised variances, `[2, dim]` each."""
         exact = embeddings.mean(0)
         squares = (embeddings - exact).square().sum(0)
-        mean_std = self.mean_noise_multiplier * self.mean_sensitivity
-        squares_std = self.variance_noise_multiplier * self.squares_sensitivity
-        means = self._noised(exact, mean_std, generator)
-        variances = self._noised(squares, squares_std, generator) / (self.batch_size - 1)
-        return means, variances.clamp_min(self.variance_floor)
+        means = noised(exact, self.mean_noise_multiplier, self.mean_sensitivity, generator)
+        errors = noised(squares, self.variance_noise_multiplier, self.squares_sensitivity, generator)
+        return means, (errors / (self.batch_size - 1)).clamp_min(self.variance_floor)
 
 
 def barlow_twins(correlation: Tensor, *, off_diagonal_weight: float) -> Tensor:
