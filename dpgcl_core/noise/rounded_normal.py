@@ -45,6 +45,9 @@ _SMALLEST, _LARGEST = 2.0**-20, 1 - 2.0**-19
 
 _ADDED_BITS = 256
 
+for _constant in (libmp.pi_fixed, libmp.ln2_fixed):
+    _constant(2**12)  # mpmath keeps a constant's digits; threads that extend them together could mix them up
+
 Words = NDArray[np.uint64]
 AdditionalBytes = Callable[[int, int], bytes]
 """Returns the first bytes of the additional bits of a pair: (index of the pair, number of bytes)."""
