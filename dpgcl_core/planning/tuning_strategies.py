@@ -149,8 +149,8 @@ def _model_epsilon(
 
 
 GAINS = StrategyGains(
-    tuning=1.505,
+    tuning=2.644,
     per_log_epsilon=0.461,
-    shares=MappingProxyType({"none": 0.0, "open": 0.858, "sealed": 0.505, "public": 0.658, "scaling": 0.731}),
+    shares=MappingProxyType({"none": 0.0, "open": 0.878, "sealed": 0.538, "public": 0.540, "scaling": 0.840}),
 )
 """The constants of the committed tables."""

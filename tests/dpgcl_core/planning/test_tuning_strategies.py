@@ -100,4 +100,4 @@ def test_recommendation_holds_on_a_table_that_it_was_not_calibrated_on() -> None
             max(cell.scores[name] for name in STRATEGIES) - cell.scores[UNTUNED] for cell in held_out
         )
         assert regrets[table] < untuned / 2
-    assert max(regrets.values()) < 0.705  # "at most 0.7 points"
+    assert max(regrets.values()) < 0.245  # "at most 0.24 points"
