@@ -14,14 +14,19 @@ release includes the rule's additional outputs, for which its method accounts. T
 - `update` uses nothing else that was computed from records, and keeps no view of the gradient, whose memory
   the next step may reuse. Whether a step fails is an output that is not covered.
 
-*Proof.* Stage, noise and divisor belong to one mechanism. The first worker draws groups and noise for all.
+*Proof.* Stage, noise and divisor belong to one mechanism. The first worker draws groups for all.
 `share_groups` distributes whole groups, so that one worker sums each group: every term of the sum is bounded
-as on one worker, and `sum_at_first` adds the terms at the worker where the one noise draw is added. With
-shards, each range of slots is drawn and summed at one worker (`ShardedGroups`), and the first worker draws
-the noise. The other workers' sums, which have no noise, are zeroed before the first worker's sum overwrites
-them. So `update` gets, in values and memory, only the noisy sum, rounded to float32. ∎ The numbers that an
-observer sees are computed from records and have no noise. It may keep numbers of public records. Of private
-records it may release only numbers that have their own noise and are charged.
+as on one worker. With shards, each range of slots is drawn and summed at one worker (`ShardedGroups`). Then
+each coordinate has one worker whose share it is in, a public function of the numbers of coordinates and
+workers. There `sum_shares` adds the coordinate's terms, and there alone the coordinate's noise is drawn and
+added, with a secret key from that worker's own operating system that is never sent. The law is the one of the
+whole sum: it has the charge for rounding all coordinates. So the shares' noises are together one draw of the
+mechanism's noise (`dpgcl_core.noise.chunked_draw`), of which no worker holds more than its share, and each
+noisy coordinate is one worker's, which `gather_shares` sends to all. What a worker has outside its share,
+sums without noise, is zeroed before this overwrites it. So `update` gets, in values and memory, only the
+noisy sum, rounded to float32. ∎ The numbers that an observer sees are computed from records and have no
+noise. It may keep numbers of public records. Of private records it may release only numbers that have their
+own noise and are charged.
 """
 
 from __future__ import annotations
@@ -55,6 +60,7 @@ from dpgcl_core.noise.chunked_draw import (
     in_float32,
     part_noise,
     part_noise_on_gpu,
+    parts_of,
     start_part_noise,
 )
 from dpgcl_core.noise.gaussian import GaussianNoise
@@ -74,10 +80,10 @@ class StepObserver(Protocol):
     """Reads numbers of a step before noise is added; the module states which of them it may keep."""
 
     def on_clipped_sum(self, groups: DrawnGroups, reports: list[GroupReport], total: Tensor) -> None:
-        """Read this worker's groups and reports; on the first worker `total` is the noiseless sum of all."""
+        """Read this worker's groups and reports; `total` is the noiseless sum in its share, and else zero."""
 
     def on_noise(self, norm: float) -> None:
-        """Read the norm of the step's noise; called only on the first worker."""
+        """Read the norm of the noise in this worker's share."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -167,18 +173,15 @@ class PrivateStep:
         noise_of = self._start_noise(step, noise, total)
         with self.watch():
             reports = self.add_clipped_sum(total, step, groups, inputs_of)
-        self.workers.sum_at_first(total)
+        self.workers.sum_shares(total)
         if observer is not None:
             observer.on_clipped_sum(groups, reports, total)
-        if noise_of is None:
-            total.zero_()  # not noised on this worker; `share` replaces it by the first worker's noisy sum
-        else:
-            threads = self.threads if total.device.type == "cpu" else None  # a GPU adds the parts one by one
-            noise_norm = add_in_parts(total, noise, noise_of, executor=threads)
-            if observer is not None:
-                observer.on_noise(noise_norm)
-        noisy = in_float32(total)  # exact if noise was added, because `add_in_parts` rounds to float32
-        self.workers.share(noisy)
+        threads = self.threads if total.device.type == "cpu" else None  # a GPU adds the parts one by one
+        noise_norm = add_in_parts(total, noise, noise_of, self._parts(total), executor=threads)
+        if observer is not None:
+            observer.on_noise(noise_norm)
+        noisy = in_float32(total)  # exact, because `add_in_parts` rounds to float32, and the rest is zero
+        self.workers.gather_shares(noisy)
         update(noisy.div_(self.mechanism.divisor))
 
     def add_clipped_sum(
@@ -207,15 +210,17 @@ class PrivateStep:
             for part, inputs in zip(parts, inputs_by_part, strict=True)
         ]
 
-    def _start_noise(self, step: int, noise: GaussianNoise, total: Tensor) -> PartNoise | None:
-        """Return a function that draws the noise of each part of the sum; None except on the first worker.
+    def _parts(self, total: Tensor) -> list[slice]:
+        """Return the parts of this worker's share of the sum."""
+        return parts_of(len(total), rank=self.workers.rank, count=self.workers.count)
+
+    def _start_noise(self, step: int, noise: GaussianNoise, total: Tensor) -> PartNoise:
+        """Return a function that draws the noise of each part of this worker's share of the sum.
 
         A GPU draws the noise itself if the data are public. Otherwise CPU threads draw it while the GPU
         computes the gradients, on which the noise does not depend. On a CPU the gradients use all threads and
         most memory, so each part is drawn when it is added. A step that fails discards its unreleased noise.
         """
-        if self.workers.rank > 0:
-            return None
         if total.device.type == "cuda":
             seed_of = partial(self.randomness.gpu_seed, step)
             if seed_of("noise") is not None:
@@ -223,7 +228,7 @@ class PrivateStep:
         noise_of = part_noise(noise, partial(self.randomness.generator, step))
         if total.device.type == "cpu" or self.threads is None:
             return noise_of
-        return start_part_noise(noise_of, len(total), self.threads, self.num_noise_threads)
+        return start_part_noise(noise_of, self._parts(total), self.threads, self.num_noise_threads)
 
 
 def make_ahead(

@@ -1,8 +1,9 @@
 """The three operations that the training loop needs of its workers, whether there is one worker or many.
 
-The distribution of a training does not depend on the number of workers. The first worker draws sample,
-permutation and noise for all. Whole groups are distributed, and the other workers only add the clipped sum of
-their groups.
+The distribution of a training does not depend on the number of workers. The first worker draws sample and
+permutation for all, and whole groups are distributed. Each worker adds the clipped sum of its groups, then
+draws and adds the noise of its share of the coordinates (`dpgcl_core.noise.chunked_draw`). So sums travel
+once, and the noisy shares once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from dpgcl_core.noise.chunked_draw import parts_of
 from dpgcl_core.sampling.stage import DrawnGroups
 
 
@@ -27,11 +29,14 @@ class Workers(Protocol):
     def share_groups(self, groups: DrawnGroups | None) -> DrawnGroups:
         """Return the first worker's groups and their mask on every worker; others pass None."""
 
-    def sum_at_first(self, values: Tensor) -> None:
-        """Sum `values` over the workers into the first worker's tensor, in place."""
+    def sum_shares(self, values: Tensor) -> None:
+        """Sum `values` over the workers in place; outside a worker's share its values become zeros.
 
-    def share(self, values: Tensor) -> None:
-        """Overwrite `values` with the first worker's values, in place."""
+        A short vector, up to `dpgcl_core.noise.chunked_draw.PART`, is the first worker's share.
+        """
+
+    def gather_shares(self, values: Tensor) -> None:
+        """Overwrite `values`, outside the own share, with the values that the other workers have there."""
 
 
 class SingleWorker:
@@ -44,10 +49,10 @@ class SingleWorker:
         assert groups is not None
         return groups
 
-    def sum_at_first(self, values: Tensor) -> None:
+    def sum_shares(self, values: Tensor) -> None:
         pass
 
-    def share(self, values: Tensor) -> None:
+    def gather_shares(self, values: Tensor) -> None:
         pass
 
 
@@ -73,11 +78,17 @@ class DistributedWorkers:
         size = 0 if groups is None else groups.batch_size
         return DrawnGroups(rows=found[:, :-1], complete=found[:, -1].astype(np.bool_), batch_size=size)
 
-    def sum_at_first(self, values: Tensor) -> None:
-        self._in_place(values, dist.reduce, dst=0)
+    def sum_shares(self, values: Tensor) -> None:
+        for owner in range(self.count):
+            for part in parts_of(len(values), rank=owner, count=self.count):
+                self._in_place(values[part], dist.reduce, dst=owner)
+                if owner != self.rank:
+                    values[part].zero_()
 
-    def share(self, values: Tensor) -> None:
-        self._in_place(values, dist.broadcast, src=0)
+    def gather_shares(self, values: Tensor) -> None:
+        for owner in range(self.count):
+            for part in parts_of(len(values), rank=owner, count=self.count):
+                self._in_place(values[part], dist.broadcast, src=owner)
 
     def _in_place(self, values: Tensor, operation: Callable[..., object], **ranks: int) -> None:
         """Run a collective operation on the backend's device: NCCL does not accept CPU tensors."""

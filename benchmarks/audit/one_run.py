@@ -233,7 +233,7 @@ class _NoisySums(SingleWorker):
         self._coordinates = torch.from_numpy(coordinates)
         self.steps: list[Values] = []
 
-    def share(self, values: Tensor) -> None:
+    def gather_shares(self, values: Tensor) -> None:
         self.steps.append(values.cpu()[self._coordinates].double().numpy())
 
 

@@ -37,46 +37,49 @@ class WatchedWorkers:
         self._waits = True
         return self.inner.share_groups(groups)
 
-    def sum_at_first(self, values: Tensor) -> None:
-        self.inner.sum_at_first(values)
+    def sum_shares(self, values: Tensor) -> None:
+        self.inner.sum_shares(values)
         self.note(values)
 
-    def share(self, values: Tensor) -> None:
-        self.inner.share(values)
+    def gather_shares(self, values: Tensor) -> None:
+        self.inner.gather_shares(values)
 
-    def note(self, values: Tensor) -> None:
+    def note(self, shares: Tensor) -> None:
         """Record the first sum of a step; later sums are metrics of public data."""
         if self._waits:
-            self.clean.append(values.double() / self.mechanism.divisor)
+            values = shares.double() / self.mechanism.divisor
+            self.inner.gather_shares(values)
+            self.clean.append(values)
         self._waits = False
 
 
 class WithoutNoise(WatchedWorkers):
-    """The first worker shares its sum without the noise."""
+    """The first worker sends its share of the sum without the noise."""
 
-    def share(self, values: Tensor) -> None:
-        values.copy_(self.clean[-1] * self.mechanism.divisor)
-        self.inner.share(values)
+    def gather_shares(self, values: Tensor) -> None:
+        if self.rank == 0:
+            values.copy_(self.clean[-1] * self.mechanism.divisor)
+        self.inner.gather_shares(values)
 
 
 class NoiseOverWorkers(WatchedWorkers):
     """The noise is divided by the number of workers."""
 
-    def share(self, values: Tensor) -> None:
+    def gather_shares(self, values: Tensor) -> None:
         clean = self.clean[-1] * self.mechanism.divisor
         values.copy_(clean + (values.double() - clean) / self.count)
-        self.inner.share(values)
+        self.inner.gather_shares(values)
 
 
 class NoiseOfEveryWorker(WatchedWorkers):
     """Every worker adds noise to its own sum."""
 
-    def sum_at_first(self, values: Tensor) -> None:
+    def sum_shares(self, values: Tensor) -> None:
         clean = values.clone()
-        self.inner.sum_at_first(clean)
+        self.inner.sum_shares(clean)
         if self.rank and self._waits:
             values += torch.randn(len(values)) * self.mechanism.noise().std
-        self.inner.sum_at_first(values)
+        self.inner.sum_shares(values)
         self.note(clean)
 
 

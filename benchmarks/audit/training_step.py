@@ -72,6 +72,7 @@ from dpgcl_core.clipping.types import Objective
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.mechanism.numbers import GROUPS
+from dpgcl_core.noise import chunked_draw
 from dpgcl_core.noise.randomness import DrawSource
 from dpgcl_core.workers import DistributedWorkers, SingleWorker, Workers
 from trainers.config.networks import AnyNetworkConfig, NetworkConfig
@@ -274,7 +275,7 @@ def standard_cases() -> tuple[StepCase, ...]:
         *with_defects(growing, defects.REALISED_DIVISOR),
         *with_defects(empty, defects.QUIET_EMPTY),
         two,
-        among_workers("no noise with two workers", WithoutNoise),
+        among_workers("no noise in one worker's share", WithoutNoise),
         among_workers("noise divided by the number of workers", NoiseOverWorkers),
         among_workers("noise added by every worker", NoiseOfEveryWorker, breaks_claim=False),
         among_workers("every group given to both workers", DealtTwice),
@@ -415,6 +416,7 @@ def _as_worker(
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    chunked_draw.PART = _DIM // 2  # so that each worker noises a share
     case_by_key = {(case.name, case.defect_name): case for case in standard_cases()}
     releases = [_release_both(case_by_key[name], num_runs, seed, DistributedWorkers()) for name in case_keys]
     if rank == 0:

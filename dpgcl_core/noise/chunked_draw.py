@@ -1,19 +1,21 @@
 """One draw in parts: a long noise vector is drawn, added and rounded a part of the coordinates at a time.
 
-So the whole draw of a step need not be in memory at once, and its parts can be drawn in parallel. Part 0 uses
-the generator of purpose "noise", and part i the generator of purpose "noise i".
+So the whole draw of a step need not be in memory at once, and its parts can be drawn in parallel, by threads
+and by workers: of W workers, worker r draws the parts r, r + W, and so on, its *share*. Part 0 uses the
+generator of purpose "noise", and part i the generator of purpose "noise i".
 
 Guarantee: the guarantee of `dpgcl_core.noise.gaussian` for the whole vector. *Proof.* The parts partition the
-coordinates and depend only on their number, which is public. The generators of different purposes are
-independent, so the parts' noises are independent vectors of independent N(0, std²), which together are
-N(0, std² I). Each coordinate is rounded separately, so rounding the parts is rounding the vector. The order
-in which the parts are drawn has no effect.
+coordinates, and the shares the parts. They depend only on the numbers of coordinates and workers, which are
+public. The generators of different purposes are independent, and so are the generators of different workers,
+which their own operating systems seed. So the parts' noises are independent vectors of independent
+N(0, std²), which together are N(0, std² I). Each coordinate is rounded separately, so rounding the parts is
+rounding the vector. The order in which the parts are drawn has no effect.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 import torch
@@ -32,13 +34,23 @@ PartNoise = Callable[[slice], Tensor]
 """Returns the noise of a part's coordinates, float64, on any device."""
 
 
-def parts_of(num_coordinates: int) -> list[slice]:
-    """Return the coordinates of each part, in order.
+def parts_of(num_coordinates: int, *, rank: int = 0, count: int = 1) -> list[slice]:
+    """Return the coordinates of each part of a worker's share, in order.
+
+    Up to `PART` coordinates are one part, the first worker's.
+
+    Args:
+      num_coordinates: the length of the **whole** vector.
+      rank: the worker, from 0.
+      count: the number of workers; one worker has all parts.
 
     >>> [part.stop for part in parts_of(2**21 + 5)]
     [1048576, 2097152, 2097157]
+    >>> parts_of(2**21 + 5, rank=1, count=2)
+    [slice(1048576, 2097152, None)]
     """
-    return [slice(start, min(start + PART, num_coordinates)) for start in range(0, num_coordinates, PART)]
+    starts = range(rank * PART, num_coordinates, count * PART)
+    return [slice(start, min(start + PART, num_coordinates)) for start in starts]
 
 
 def purpose_of(part: slice) -> str:
@@ -62,28 +74,26 @@ def part_noise(law: GaussianNoise, generator_of: Callable[[str], Draws]) -> Part
 
 
 def start_part_noise(
-    noise_of: PartNoise, num_coordinates: int, threads: Executor, num_threads: int
+    noise_of: PartNoise, parts: Sequence[slice], threads: Executor, num_threads: int
 ) -> PartNoise:
-    """Start drawing all parts in threads, and return a function that waits for the noise of a part.
+    """Start drawing parts in threads, and return a function that waits for the noise of a part.
 
     Args:
       noise_of: draws the noise of a part; it is called once for each part.
-      num_coordinates: the length of the whole vector.
+      parts: the parts of this worker's share.
       threads: the executor in which the parts are drawn.
       num_threads: the most of its threads to use.
     """
-    parts = parts_of(num_coordinates)
-    num_shares = min(len(parts), num_threads)
+    num_used = min(len(parts), num_threads)
 
-    def draw(share: int) -> list[Tensor]:
-        return [noise_of(part) for part in parts[share::num_shares]]
+    def draw(thread: int) -> list[Tensor]:
+        return [noise_of(part) for part in parts[thread::num_used]]
 
-    futures = [threads.submit(draw, share) for share in range(num_shares)]
+    futures = [threads.submit(draw, thread) for thread in range(num_used)]
 
     def wait_for(part: slice) -> Tensor:
-        index: int = part.start // PART
-        row, share = divmod(index, num_shares)
-        return futures[share].result()[row]
+        row, thread = divmod(parts.index(part), num_used)
+        return futures[thread].result()[row]
 
     return wait_for
 
@@ -109,18 +119,24 @@ def part_noise_on_gpu(
 
 
 def add_in_parts(
-    total: Tensor, law: GaussianNoise, noise_of: PartNoise, *, executor: Executor | None = None
+    total: Tensor,
+    law: GaussianNoise,
+    noise_of: PartNoise,
+    parts: Sequence[slice],
+    *,
+    executor: Executor | None = None,
 ) -> float:
-    """Add one draw of noise to a clipped sum in place, rounding each noisy coordinate to float32 once.
+    """Add noise to parts of a clipped sum in place, rounding each noisy coordinate to float32 once.
 
     Args:
       total: the sum before noise, float64 `[num_coordinates]`, on any device.
       law: the law of the noise.
       noise_of: a function such as `part_noise` returns; it is called once for each part.
+      parts: the parts of this worker's share; other coordinates stay as they are.
       executor: the threads in which the parts are drawn and added; None for the caller's thread.
 
     Returns:
-      The norm of the noise.
+      The norm of the noise of these parts.
     """
 
     def add(part: slice) -> Tensor:
@@ -129,7 +145,6 @@ def add_in_parts(
         square: Tensor = torch.linalg.vector_norm(noise).square()
         return square
 
-    parts = parts_of(len(total))
     squares = map(add, parts) if executor is None or len(parts) < 2 else executor.map(add, parts)
     return math.sqrt(float(sum(squares, torch.zeros((), dtype=torch.float64, device=total.device))))
 

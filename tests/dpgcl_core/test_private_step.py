@@ -12,12 +12,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dpgcl_core import workers
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
-from dpgcl_core.noise.randomness import SeededNonPrivateRandomness
+from dpgcl_core.noise import chunked_draw
+from dpgcl_core.noise.chacha20 import SecureRandomness
+from dpgcl_core.noise.gaussian import GaussianNoise
+from dpgcl_core.noise.randomness import Draws, SeededNonPrivateRandomness
 from dpgcl_core.private_step import PrivateStep
 from dpgcl_core.sampling.stage import DrawnGroups
+from dpgcl_core.workers import DistributedWorkers
 
 GROUPS = DrawnGroups(rows=np.arange(6).reshape(3, 2), complete=np.array([True, False, True]), batch_size=6)
 RECORDS = torch.arange(24.0).reshape(6, 1, 4) + 1
@@ -49,19 +54,69 @@ def inputs_of(part: slice) -> Tensor:
     return RECORDS[torch.from_numpy(GROUPS.rows[part])]
 
 
-def test_update_of_another_worker_holds_no_number_without_noise() -> None:
-    """Neither in the gradient nor in the memory behind it, where that worker's own sum has been."""
-    released = 3.0
-    workers = SimpleNamespace(
-        rank=1, count=2, sum_at_first=lambda values: None, share=lambda values: values.fill_(released)
+RELEASED = 3.0
+
+
+@pytest.fixture(params=range(3))
+def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DistributedWorkers:
+    """One of three workers of four weights in parts of two, so that the last one has no share.
+
+    The others' sums are zero, and their noisy sums `RELEASED`.
+    """
+
+    def receive(values: Tensor, src: int) -> None:
+        if src != request.param:
+            values.fill_(RELEASED)
+
+    group = SimpleNamespace(
+        get_rank=lambda: request.param,
+        get_world_size=lambda: 3,
+        get_backend=lambda: "gloo",
+        reduce=lambda values, dst: None,
+        broadcast=receive,
     )
+    monkeypatch.setattr(chunked_draw, "PART", 2)
+    monkeypatch.setattr(workers, "dist", group)
+    return DistributedWorkers()
+
+
+def test_update_holds_no_number_without_noise(worker: DistributedWorkers) -> None:
+    """Neither in the gradient nor in the memory behind it, where the worker's own sum has been."""
+    clean: list[Tensor] = []
     memory: list[Tensor] = []
-    total = torch.zeros(4, dtype=torch.float64)
-    private_step(workers=workers, total=total).take(
-        0, GROUPS, inputs_of, lambda gradient: memory.append(total.view(torch.float32).clone())
+    observer = SimpleNamespace(
+        on_clipped_sum=lambda groups, reports, total: clean.append(total.clone()), on_noise=lambda norm: None
     )
-    divisor = private_step().mechanism.divisor
-    assert memory[0].tolist() == [released / divisor] * 4 + [0.0] * 4
+    total, step = torch.zeros(4, dtype=torch.float64), private_step(workers=worker)
+
+    def keep_memory(gradient: Tensor) -> None:
+        memory.extend([gradient * step.mechanism.divisor, total[2:].clone()])
+
+    replace(step, total=total).take(0, GROUPS, inputs_of, keep_memory, observer)
+    is_own = torch.tensor([2 * worker.rank <= coordinate < 2 * worker.rank + 2 for coordinate in range(4)])
+    (sums,), (noisy, behind) = clean, memory
+    assert torch.equal(sums != 0, is_own)
+    assert noisy[~is_own].tolist() == [RELEASED] * int((~is_own).sum())
+    assert all((noisy - sums)[is_own].abs() > 1e-3)
+    assert torch.allclose(behind, torch.where(is_own, noisy.double(), 0.0)[2:])
+
+
+def test_worker_draws_the_noise_of_its_share_with_the_charge_for_the_whole_sum(
+    worker: DistributedWorkers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[tuple[GaussianNoise, int]] = []
+    draw = GaussianNoise.draw
+
+    def spy(law: GaussianNoise, num_coordinates: int, generator: Draws) -> Tensor:
+        drawn.append((law, num_coordinates))
+        return draw(law, num_coordinates, generator)
+
+    monkeypatch.setattr(GaussianNoise, "draw", spy)
+    step = private_step(workers=worker, randomness=SecureRandomness())
+    step.take(0, GROUPS, inputs_of, lambda gradient: None)
+    law = step.mechanism.noise(num_grid_coordinates=4)
+    assert law != step.mechanism.noise(num_grid_coordinates=2)
+    assert drawn == ([] if worker.rank == 2 else [(law, 2)])
 
 
 def test_incomplete_group_adds_nothing_whatever_stands_in_its_place() -> None:

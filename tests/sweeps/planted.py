@@ -143,7 +143,7 @@ def _plants() -> list[tuple[Any, str, Any]]:
             "begin_attempt",
             lambda *given: dataclasses.replace(_begin_attempt(*given), num_restarts=restarts),
         ),
-        (SingleWorker, "sum_at_first", _sum_at_first),
+        (SingleWorker, "sum_shares", _sum_shares),
         (Observer, "record_snr", _planted_snr),
         (Observer, "wants", lambda observer, step: True),
     ]
@@ -153,7 +153,7 @@ def _clock() -> itertools.cycle[float]:
     return itertools.cycle([0.0, METRICS["train_seconds"], 0.0, METRICS["evaluation_seconds"]])
 
 
-def _sum_at_first(workers: SingleWorker, values: Tensor) -> None:
+def _sum_shares(workers: SingleWorker, values: Tensor) -> None:
     """Replaces the seven sums that loss, norms and counts are made of."""
     if values.shape != (7,):
         return

@@ -41,7 +41,7 @@ class TrainingCallback:
         """Return the first worker's decision on every worker; `decide` is called only there."""
         training = self.training
         decision = torch.tensor([float(decide())]) if training.is_first_worker else torch.zeros(1)
-        training.private_step.workers.share(decision)
+        training.private_step.workers.gather_shares(decision)
         return bool(decision.item())
 
 

@@ -90,7 +90,7 @@ class Observer:
         parts = [norms.nan_to_num(0, 0, 0), losses, masked, clipped, counted]
         counts = torch.tensor([num_grouped, batch_size]).double()
         sums = torch.cat([torch.stack([part.double().sum() for part in parts]), counts])
-        workers.sum_at_first(sums)
+        workers.sum_shares(sums)
         norm_sum, loss_sum, num_masked, num_clipped, num_groups, num_records, total_batch_size = sums.tolist()
         values = {
             "realised_batch_size": total_batch_size,
@@ -137,23 +137,23 @@ class Observer:
         is_requested = self._config.evaluation.snr_noise_multiplier is not None
         return is_requested and step == 0 and self._config.mechanism.is_private
 
-    def record_noised_snr(self, clean_sum: Tensor, generator: Draws) -> None:
+    def record_noised_snr(self, clean_norm: float, num_weights: int, generator: Draws) -> None:
         """Record the noised norm of the clipped sum over the public σΔ√d, the noise's root-mean-square norm.
 
         σ is the noise multiplier, Δ the sensitivity and d the number of weights. The norm of the drawn noise
         would disclose more than the noisy sum does.
 
         Args:
-          clean_sum: the clipped sum before noise, `[num_parameters]`.
+          clean_norm: norm of the clipped sum before noise.
+          num_weights: d.
           generator: a secret generator, other than the generator of the step's noise.
         """
         multiplier = self._config.evaluation.snr_noise_multiplier
         if multiplier is None:
             return
         mechanism = self._config.mechanism
-        norm = float(torch.linalg.vector_norm(clean_sum.double()))
-        released = noised_norm(norm, mechanism.sensitivity, multiplier, generator)
-        expected = mechanism.noise_multiplier * mechanism.sensitivity * math.sqrt(len(clean_sum))
+        released = noised_norm(clean_norm, mechanism.sensitivity, multiplier, generator)
+        expected = mechanism.noise_multiplier * mechanism.sensitivity * math.sqrt(num_weights)
         self.final.update(self.visible({"noised_snr_first_step": released / expected}))
 
 
@@ -166,8 +166,8 @@ class ObservedStep:
       step: the step, counted from 0.
       workers: the training's workers.
       randomness: the source of the noise on values that are released besides the sum.
-      norm_without_augmentation: function of some groups, called on every worker, that returns the norm of
-        their clipped sum before noise, without augmentation.
+      norm_without_augmentation: function of some groups, called on every worker, that returns the norm, in
+        this worker's share, of their clipped sum before noise, without augmentation.
     """
 
     observer: Observer
@@ -182,14 +182,25 @@ class ObservedStep:
         if observer.wants(step):
             observer.record_groups(step, groups.batch_size, groups.num_grouped, reports, self.workers)
             if observer.records_snr:
-                bare_norm = self.norm_without_augmentation(groups) if step == 0 else None
-                self._norms = float(torch.linalg.vector_norm(total)), bare_norm
-        if self.workers.rank == 0 and observer.releases_noised_snr(step):
-            observer.record_noised_snr(total, self.randomness.generator(step, "snr noise"))
+                bare_norm = self._norm_of_all(self.norm_without_augmentation(groups)) if step == 0 else None
+                self._norms = self._norm_of_all(float(torch.linalg.vector_norm(total))), bare_norm
+        if observer.releases_noised_snr(step):
+            clean_norm = self._norm_of_all(float(torch.linalg.vector_norm(total)))
+            if self.workers.rank == 0:
+                generator = self.randomness.generator(step, "snr noise")
+                observer.record_noised_snr(clean_norm, len(total), generator)
 
     def on_noise(self, norm: float) -> None:
-        if self._norms is not None and norm > 0:  # an audit may run a step without noise
-            self.observer.record_snr(self.step, *self._norms, norm)
+        if self._norms is not None:
+            noise_norm = self._norm_of_all(norm)
+            if noise_norm > 0:  # only on the first worker; an audit may run a step without noise
+                self.observer.record_snr(self.step, *self._norms, noise_norm)
+
+    def _norm_of_all(self, norm: float) -> float:
+        """Return on the first worker the norm of a vector from the norms in the workers' shares; else 0."""
+        square = torch.tensor([norm**2], dtype=torch.float64)
+        self.workers.sum_shares(square)
+        return math.sqrt(square.item())
 
 
 def _contributing_groups(report: GroupReport) -> Tensor:

@@ -84,7 +84,7 @@ class Training:
 
     @property
     def is_first_worker(self) -> bool:
-        """Whether this process draws, scores and saves for all workers."""
+        """Whether this process draws groups, scores and saves for all workers."""
         return self.private_step.workers.rank == 0
 
     def take_step(self) -> None:
@@ -145,11 +145,11 @@ class Training:
         self.refuse_changed_networks()
 
     def _norm_without_augmentation(self, groups: DrawnGroups) -> float:
-        """Return the norm of the clipped sum, without noise or augmentation, on the same groups and views."""
+        """Return the norm in this worker's share of the clipped sum, without noise or augmentation."""
         bare = no_sum(self.encoder)
         inputs_of = partial(self.inputs, groups, num_augmentations=0)
         self.private_step.add_clipped_sum(bare, self.num_steps_done, groups, inputs_of)
-        self.private_step.workers.sum_at_first(bare)
+        self.private_step.workers.sum_shares(bare)
         return float(torch.linalg.vector_norm(bare))
 
 

@@ -31,7 +31,9 @@ def test_audit_of_the_step_sees_a_planted_defect_and_nothing_else(defect: str | 
 
 def _marked(case: StepCase) -> object:
     """Every sound case and, on two workers, one planted defect are seen in CI; a slice has the others."""
-    quick = case.defect_name in ((None,) if case.num_workers == 1 else (None, "no noise with two workers"))
+    quick = case.defect_name in (
+        (None,) if case.num_workers == 1 else (None, "no noise in one worker's share")
+    )
     mark = pytest.mark.ci if quick and case.runs_factor == 1 else pytest.mark.long
     return pytest.param(case, marks=mark, id=_label(case))
 

@@ -56,6 +56,31 @@ def test_parts_hold_every_coordinate_once_and_have_purposes_of_their_own(length:
     assert len({purpose_of(part) for part in found}) == len(found)
 
 
+@pytest.mark.parametrize("length", [0, *LENGTHS])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_shares_of_workers_hold_every_part_once(length: int, count: int) -> None:
+    """Also where the length is no multiple of the number of workers, and where some have nothing."""
+    shares = [parts_of(length, rank=rank, count=count) for rank in range(count)]
+    assert sorted(part.start for share in shares for part in share) == [p.start for p in parts_of(length)]
+    assert all(part in parts_of(length) for share in shares for part in share)
+    assert len(shares[0]) - len(shares[-1]) in (0, 1)
+
+
+@pytest.mark.parametrize(("law", "generator_of"), SOURCES)
+def test_noise_of_a_share_leaves_other_coordinates_as_they_are(
+    law: GaussianNoise, generator_of: Callable[[str], Draws]
+) -> None:
+    length, noise_of = 7 * PART + 3, part_noise(law, generator_of)
+    expected, actual = _clean(length), _clean(length)
+    add_in_parts(expected, law, noise_of, parts_of(length))
+    clean = actual.clone()
+    second = parts_of(length, rank=1, count=2)
+    norm = add_in_parts(actual, law, noise_of, second)
+    assert all(torch.equal(actual[part], expected[part]) for part in second)
+    assert all(torch.equal(actual[part], clean[part]) for part in parts_of(length) if part not in second)
+    assert norm == pytest.approx(float(torch.cat([noise_of(part) for part in second]).norm()))
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize(("law", "generator_of"), SOURCES)
 @pytest.mark.parametrize("threads", [0, 3])
@@ -67,7 +92,7 @@ def test_sum_is_that_of_the_whole_noise_vector_rounded_once(
     expected = total.clone()
     law.add_rounded_once(expected, noise)
     beside = ThreadPoolExecutor(threads) if threads else None
-    norm = add_in_parts(total, law, noise_of, executor=beside)
+    norm = add_in_parts(total, law, noise_of, parts_of(length), executor=beside)
     assert torch.equal(total, expected)
     assert norm == pytest.approx(float(noise.norm()), rel=1e-12)
 
@@ -76,7 +101,7 @@ def test_sum_is_that_of_the_whole_noise_vector_rounded_once(
 def test_no_two_coordinates_share_noise(law: GaussianNoise, generator_of: Callable[[str], Draws]) -> None:
     length = 8 * PART
     total = torch.zeros(length, dtype=torch.float64)
-    add_in_parts(total, law, part_noise(law, generator_of))
+    add_in_parts(total, law, part_noise(law, generator_of), parts_of(length))
     by_part = total.view(8, PART).numpy()
     apart = np.corrcoef(by_part) - np.eye(8)
     assert np.abs(apart).max() < 5 / PART**0.5  # that of parts with one generator is 1
@@ -84,14 +109,15 @@ def test_no_two_coordinates_share_noise(law: GaussianNoise, generator_of: Callab
 
 
 def test_noise_of_another_length_than_its_part_is_refused() -> None:
+    noise = torch.zeros(4, dtype=torch.float64)
     with pytest.raises(ValueError, match="one number per coordinate"):
-        add_in_parts(_clean(5), GaussianNoise(std=1.0), lambda part: torch.zeros(4, dtype=torch.float64))
+        add_in_parts(_clean(5), GaussianNoise(std=1.0), lambda part: noise, parts_of(5))
 
 
 def test_without_noise_the_sum_stays() -> None:
     total, law = _clean(2 * PART).float().double(), GaussianNoise(std=0.0)
     kept = total.clone()
-    assert add_in_parts(total, law, part_noise(law, _generator_of)) == 0
+    assert add_in_parts(total, law, part_noise(law, _generator_of), parts_of(2 * PART)) == 0
     assert torch.equal(total, kept)
 
 
@@ -115,7 +141,7 @@ def test_noise_that_a_device_draws_itself_has_a_seed_for_each_part() -> None:
     law, length = GaussianNoise(std=2.0), 8 * PART
     noise_of = part_noise_on_gpu(law, seed_of, "cpu")
     total = torch.zeros(length, dtype=torch.float64)
-    norm = add_in_parts(total, law, noise_of)
+    norm = add_in_parts(total, law, noise_of, parts_of(length))
     assert asked == [purpose_of(part) for part in parts_of(length)]
     assert norm == pytest.approx(float(total.norm()), rel=1e-5)
     apart = np.corrcoef(total.view(8, PART).numpy()) - np.eye(8)

@@ -104,13 +104,13 @@ def draws_by_step(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], list
     def spy_draw(stage: SampledGroups, num_records: int, **generators: Draws) -> Any:
         return draw(stage, num_records, **{k: _Recorder(v, now[k]) for k, v in generators.items()})
 
-    def spy_add(total: torch.Tensor, law: Any, noise_of: Any, **options: Any) -> float:
+    def spy_add(total: torch.Tensor, law: Any, noise_of: Any, *parts: Any, **options: Any) -> float:
         def keep(part: slice) -> torch.Tensor:
             noise = noise_of(part)
             now["noise"].append(noise.numpy().tobytes())
             return noise
 
-        return add(total, law, keep, **options)
+        return add(total, law, keep, *parts, **options)
 
     monkeypatch.setattr(Training, "take_step", spy_step)
     monkeypatch.setattr(private_step, "add_in_parts", spy_add)

@@ -80,7 +80,7 @@ def test_target_is_the_average_of_earlier_steps_alone(monkeypatch: pytest.Monkey
         return original(step, *rest)
 
     monkeypatch.setattr(PrivateStep, "add_clipped_sum", spy)
-    monkeypatch.setattr(Training, "_norm_without_augmentation", lambda *_: None)
+    monkeypatch.setattr(Training, "_norm_without_augmentation", lambda *_: 0.0)
     iterates = []
     for _ in range(2):
         run.take_step()

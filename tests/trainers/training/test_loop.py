@@ -248,8 +248,6 @@ def test_beside_a_gpu_the_noise_is_drawn_in_a_thread_part_by_part(monkeypatch: p
 
     monkeypatch.setattr(GaussianNoise, "draw", spy)
     beside = start_noise(0, law, Elsewhere("cuda", run))
-    assert on_the_cpu is not None
-    assert beside is not None
     found = [beside(part) for part in reversed(chunked_draw.parts_of(length))]
     assert threads == {False}
     expected = [on_the_cpu(part) for part in chunked_draw.parts_of(length)]

@@ -240,7 +240,7 @@ def test_noised_snr_is_the_norm_over_the_public_noise_norm() -> None:
     observer = Observer(_config(), train_is_public=False, evaluation_is_public=False)
     released = []
     for seed in range(2000):
-        observer.record_noised_snr(torch.full((400,), 20.0), np.random.default_rng(seed))
+        observer.record_noised_snr(400.0, 400, np.random.default_rng(seed))
         released.append(observer.final["noised_snr_first_step"])
     mechanism = _config().mechanism
     expected_noise_norm = mechanism.noise_multiplier * mechanism.sensitivity * math.sqrt(400)
@@ -253,7 +253,7 @@ def test_noised_snr_is_the_norm_over_the_public_noise_norm() -> None:
 def test_noised_snr_has_the_noise_of_the_sensitivity(sampling: str, sensitivity: float) -> None:
     """Where records are sampled, one of them moves the norm by 2C."""
     observer = Observer(_config(sampling=sampling), train_is_public=False, evaluation_is_public=False)
-    observer.record_noised_snr(torch.zeros(400), _Ones())
+    observer.record_noised_snr(0.0, 400, _Ones())
     released = observer.final["noised_snr_first_step"]
     assert released * 4.0 * sensitivity * 20 == pytest.approx(8.0 * sensitivity, rel=1e-4)
     assert _config(sampling=sampling).mechanism.sensitivity == sensitivity

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.noise import chunked_draw
 from dpgcl_core.release.noised_counts import split_public
 from dpgcl_core.sampling.slot_table import SlotTable
 from dpgcl_core.sampling.slots import ShardedGroups
@@ -57,8 +58,11 @@ def _train_and_save(rank: int, folder: Path, has_all: bool) -> None:
 
 @pytest.mark.ci
 @pytest.mark.parametrize("has_all", [False, True])
-def test_two_workers_with_a_shard_each_have_the_law_of_one_with_both(has_all: bool, tmp_path: Path) -> None:
-    """With the same draws: no group is counted twice or left out, and there is one noise."""
+def test_two_workers_with_a_shard_each_have_the_law_of_one_with_both(
+    has_all: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the same draws: no group is counted twice or left out, and there is one noise, in two shares."""
+    monkeypatch.setattr(chunked_draw, "PART", 500)
     one = train(_config(num_records_public=61), _data())
     _spawn(_train_and_save, 2, tmp_path, has_all)
     saved = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]

@@ -1,4 +1,4 @@
-"""One worker, two and four: the same law."""
+"""One worker, two and four: the same law. Parts of the noise are short, so that every worker has a share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from dpgcl_core.noise import chunked_draw
 from dpgcl_core.sampling.slots import SampledGroups
 from dpgcl_core.sampling.stage import DrawnGroups
 from dpgcl_core.workers import DistributedWorkers, SingleWorker, current_workers
@@ -23,6 +24,14 @@ from trainers.training.step import prepare
 mp.set_forkserver_preload([__name__, "torch._dynamo"])
 
 
+PART = 500
+
+
+@pytest.fixture(autouse=True)
+def _short_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunked_draw, "PART", PART)
+
+
 def _free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -30,11 +39,14 @@ def _free_port() -> int:
 
 
 def _spawn(function, count: int, folder: Path, *arguments: object) -> None:  # type: ignore[no-untyped-def]
-    given = (count, _free_port(), function, str(folder), *arguments)
+    given = (count, _free_port(), chunked_draw.PART, function, str(folder), *arguments)
     mp.start_processes(_enter, args=given, nprocs=count, start_method="forkserver")
 
 
-def _enter(rank: int, count: int, port: int, function, folder: str, *arguments: object) -> None:  # type: ignore[no-untyped-def]
+def _enter(  # type: ignore[no-untyped-def]
+    rank: int, count: int, port: int, part: int, function, folder: str, *arguments: object
+) -> None:
+    chunked_draw.PART = part
     torch.set_num_threads(1)
     dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=count)
     function(rank, Path(folder), *arguments)
@@ -81,12 +93,38 @@ def _save_noise(rank: int, folder: Path) -> None:
 
 
 @pytest.mark.ci
-def test_noise_is_drawn_once_for_all_workers(tmp_path: Path) -> None:
-    _spawn(_save_noise, 2, tmp_path)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    assert torch.equal(first, second)
+@pytest.mark.parametrize("count", [2, 4])
+def test_noise_is_drawn_once_for_all_workers(count: int, tmp_path: Path) -> None:
+    _spawn(_save_noise, count, tmp_path)
+    noise, *others = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(count))
+    assert all(torch.equal(noise, other) for other in others)
     expected = make_config().mechanism.noise_multiplier * 1.0  # σ·C; drawn twice it would be √2 larger
-    assert abs(float(first.std()) - expected) < 5 * expected / np.sqrt(2 * len(first))
+    parts = noise.split(PART)
+    assert len(parts) > count
+    assert all(abs(float(part.std()) - expected) < 5 * expected / np.sqrt(2 * len(part)) for part in parts)
+    apart = np.corrcoef(torch.stack(parts[:-1])) - np.eye(len(parts) - 1)
+    assert np.abs(apart).max() < 5 / PART**0.5  # that of parts with one key is 1
+
+
+def _sum_and_gather(rank: int, folder: Path) -> None:
+    workers = DistributedWorkers()
+    for length in (1, PART, 2 * PART + 7, 5 * PART):
+        values = torch.arange(length, dtype=torch.float64) + rank
+        workers.sum_shares(values)
+        own = torch.zeros(length, dtype=torch.bool)
+        for part in chunked_draw.parts_of(length, rank=rank, count=4):
+            own[part] = True
+        expected = 4 * torch.arange(length, dtype=torch.float64) + 6
+        assert torch.equal(values, torch.where(own, expected, 0.0))
+        workers.gather_shares(values)
+        assert torch.equal(values, expected)
+    (folder / f"{rank}").touch()
+
+
+def test_sums_are_in_one_share_each_and_gathered_by_all(tmp_path: Path) -> None:
+    """Also of lengths that are no multiple of the number of workers, and below it."""
+    _spawn(_sum_and_gather, 4, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4
 
 
 def _share(rank: int, folder: Path) -> None:
