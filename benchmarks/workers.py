@@ -5,8 +5,9 @@
     python benchmarks/workers.py --models small_cnn --expected-batch-size 256 --json
 
 Workers are processes of a `torch.distributed` gloo group, as Ray Train starts them. Every step shares the
-groups, sums the clipped gradients at the first worker and shares the noisy sum. Both arrangements run in
-turn, for several rounds of several steps. Starting the processes is not timed.
+groups. Each worker gets the sum of the clipped gradients in its share of the weights, adds noise there and
+sends it to all. Both arrangements run in turn, for several rounds of several steps. Starting the processes is
+not timed.
 """
 
 from __future__ import annotations

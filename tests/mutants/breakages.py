@@ -64,8 +64,8 @@ BREAKAGES = (
     Breakage(
         name="the parts of the noise vector but the first are not added",
         file="dpgcl_core/noise/chunked_draw.py",
-        before="    parts = parts_of(len(total))\n    squares",
-        after="    parts = parts_of(len(total))[:1]\n    squares",
+        before="    squares = map(add, parts) if",
+        after="    parts = parts[:1]\n    squares = map(add, parts) if",
         tests=("tests/dpgcl_core/noise/test_chunked_draw.py::test_no_two_coordinates_share_noise",),
     ),
     Breakage(
@@ -104,11 +104,52 @@ BREAKAGES = (
         tests=("tests/dpgcl_core/noise/test_rounded_normal.py::test_pair_has_one_continuation",),
     ),
     Breakage(
-        name="workers but the first step on their own sums, without noise",
+        name="workers step on their own share of the noisy sum",
         file="dpgcl_core/private_step.py",
-        before="        self.workers.share(noisy)\n",
+        before="        self.workers.gather_shares(noisy)\n",
         after="",
         tests=("tests/trainers/training/test_workers.py::test_noise_is_drawn_once_for_all_workers",),
+    ),
+    Breakage(
+        name="a worker's own sum outside its share stays in memory, without noise",
+        file="dpgcl_core/workers.py",
+        before="values[part].zero_()",
+        after="pass",
+        tests=("tests/dpgcl_core/test_private_step.py::test_update_holds_no_number_without_noise",),
+    ),
+    Breakage(
+        name="no worker draws the noise of some parts",
+        file="dpgcl_core/private_step.py",
+        before="parts_of(len(total), rank=self.workers.rank, count=self.workers.count)",
+        after="parts_of(len(total), rank=self.workers.rank, count=self.workers.count)[:1]",
+        tests=("tests/trainers/training/test_workers.py::test_workers_have_the_law_of_one",),
+    ),
+    Breakage(
+        name="every worker draws the noise of all coordinates",
+        file="dpgcl_core/private_step.py",
+        before="return parts_of(len(total), rank=self.workers.rank, count=self.workers.count)",
+        after="return parts_of(len(total))",
+        tests=(
+            "tests/dpgcl_core/test_private_step.py"
+            "::test_worker_draws_the_noise_of_its_share_with_the_charge_for_the_whole_sum",
+        ),
+    ),
+    Breakage(
+        name="a share's noise is charged with the rounding of the share alone",
+        file="dpgcl_core/private_step.py",
+        before="num_grid_coordinates=len(total) if",
+        after="num_grid_coordinates=len(total) // self.workers.count if",
+        tests=(
+            "tests/dpgcl_core/test_private_step.py"
+            "::test_worker_draws_the_noise_of_its_share_with_the_charge_for_the_whole_sum",
+        ),
+    ),
+    Breakage(
+        name="the released norm of the sum is the norm of the first worker's share",
+        file="trainers/training/observation.py",
+        before="        self.workers.sum_shares(square)\n",
+        after="",
+        tests=("tests/trainers/training/test_workers.py::test_workers_have_the_law_of_one",),
     ),
     Breakage(
         name="a step's noise is 0.7 of what it should be",

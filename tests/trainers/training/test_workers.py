@@ -17,6 +17,7 @@ from dpgcl_core.sampling.stage import DrawnGroups
 from dpgcl_core.workers import DistributedWorkers, SingleWorker, current_workers
 from tests.trainers.conftest import make_config, make_data
 from tests.trainers.training.test_averaging import BYOL, _config, _weights
+from trainers.config.training import EvaluationConfig, TrainingConfig
 from trainers.training.loop import train
 from trainers.training.step import prepare
 
@@ -53,9 +54,15 @@ def _enter(  # type: ignore[no-untyped-def]
     dist.destroy_process_group()
 
 
+def _seeded(group_size: object) -> TrainingConfig:
+    evaluation = EvaluationConfig(record_every_steps=1, also_untrained=False, snr_noise_multiplier=8.0)
+    return make_config(
+        seeded_non_private=True, group_size=group_size, sampling_prob=0.4, evaluation=evaluation
+    )
+
+
 def _train_and_save(rank: int, folder: Path, group_size: object) -> None:
-    config = make_config(seeded_non_private=True, group_size=group_size, sampling_prob=0.4)
-    result = train(config, make_data(), workers=current_workers())
+    result = train(_seeded(group_size), make_data(), workers=current_workers())
     weights = _weights(result.encoder)
     torch.save(
         {"weights": weights, "series": result.series, "metrics": result.metrics}, folder / f"{rank}.pt"
@@ -67,7 +74,7 @@ def _train_and_save(rank: int, folder: Path, group_size: object) -> None:
 def test_workers_have_the_law_of_one(count: int, group_size: object, tmp_path: Path) -> None:
     """With the same draws (seeded, labelled non-private) W workers end where one does: one sample, one
     permutation and one noise in total, and no group, negative or record counted twice or left out."""
-    one = train(make_config(seeded_non_private=True, group_size=group_size, sampling_prob=0.4), make_data())
+    one = train(_seeded(group_size), make_data())
     expected = _weights(one.encoder)
     _spawn(_train_and_save, count, tmp_path, group_size)
     saved = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(count)]
@@ -75,9 +82,11 @@ def test_workers_have_the_law_of_one(count: int, group_size: object, tmp_path: P
         assert float((other["weights"] - expected).norm() / expected.norm()) < 1e-5
         assert torch.equal(other["weights"], saved[0]["weights"])
     assert saved[0]["series"]["num_groups"] == one.series["num_groups"]
-    for actual, expected_loss in zip(saved[0]["series"]["train_loss"], one.series["train_loss"], strict=True):
-        assert actual == pytest.approx(expected_loss, rel=1e-4)
-    assert saved[0]["metrics"]["snr_first_step"] == pytest.approx(one.metrics["snr_first_step"], rel=1e-4)
+    for name in ("train_loss", "snr"):
+        for actual, of_one in zip(saved[0]["series"][name], one.series[name], strict=True):
+            assert actual == pytest.approx(of_one, rel=1e-4)
+    for name in ("snr_first_step", "snr_first_step_no_augmentation", "noised_snr_first_step"):
+        assert saved[0]["metrics"][name] == pytest.approx(one.metrics[name], rel=1e-4)
     assert saved[1]["metrics"] == {}
 
 
