@@ -1909,8 +1909,8 @@ BREAKAGES = (
     Breakage(
         name="noise of a noised SNR of C alone where records are sampled",
         file="trainers/training/observation.py",
-        before="released = noised_norm(norm, mechanism.sensitivity, multiplier",
-        after="released = noised_norm(norm, mechanism.l2_clip_norm, multiplier",
+        before="released = noised_norm(clean_norm, mechanism.sensitivity, multiplier",
+        after="released = noised_norm(clean_norm, mechanism.l2_clip_norm, multiplier",
         tests=("tests/trainers/training/test_release.py::test_noised_snr_has_the_noise_of_the_sensitivity",),
     ),
     Breakage(
