@@ -32,8 +32,8 @@ BREAKAGES = (
     Breakage(
         name="noise of half the standard deviation",
         file="dpgcl_core/mechanism/mechanism.py",
-        before="std = self.noise_multiplier * self.sensitivity if",
-        after="std = 0.5 * self.noise_multiplier * self.sensitivity if",
+        before="GaussianNoise(std=self.noise_multiplier * self.sensitivity)",
+        after="GaussianNoise(std=0.5 * self.noise_multiplier * self.sensitivity)",
         tests=(
             "tests/dpgcl_core/mechanism/test_mechanism.py::test_noise_std_is_the_multiplier_times_the_sensitivity",
         ),
@@ -41,8 +41,8 @@ BREAKAGES = (
     Breakage(
         name="noise multiplier over C in place of the sensitivity",
         file="dpgcl_core/mechanism/mechanism.py",
-        before="std = self.noise_multiplier * self.sensitivity if",
-        after="std = self.noise_multiplier * self.l2_clip_norm if",
+        before="GaussianNoise(std=self.noise_multiplier * self.sensitivity)",
+        after="GaussianNoise(std=self.noise_multiplier * self.l2_clip_norm)",
         tests=(
             "tests/dpgcl_core/mechanism/test_mechanism.py::test_noise_std_is_the_multiplier_times_the_sensitivity",
         ),
@@ -52,7 +52,7 @@ BREAKAGES = (
         file="dpgcl_core/noise/gaussian.py",
         before="generator.standard_normal(num_coordinates)).mul_(self.std)",
         after="generator.standard_normal(num_coordinates)).mul_(self.std / 2)",
-        tests=("tests/dpgcl_core/noise/test_gaussian.py::test_plain_noise_is_one_draw",),
+        tests=("tests/dpgcl_core/noise/test_gaussian.py::test_noise_has_the_law_of_a_normal",),
     ),
     Breakage(
         name="all parts of the noise vector have one generator",
