@@ -18,6 +18,7 @@ from dpgcl_core.noise.chunked_draw import (
     part_noise_on_gpu,
     parts_of,
     purpose_of,
+    start_part_noise,
 )
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.randomness import Draws, SeededNonPrivateRandomness
@@ -106,6 +107,23 @@ def test_no_two_coordinates_share_noise(law: GaussianNoise, generator_of: Callab
     apart = np.corrcoef(by_part) - np.eye(8)
     assert np.abs(apart).max() < 5 / PART**0.5  # that of parts with one generator is 1
     assert abs(float(total.std()) / law.std - 1) < 5 / (2 * length) ** 0.5
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_threads_draw_the_noise_of_a_share_each_part_once(length: int, num_threads: int) -> None:
+    """Also of a share that begins after the first part, or has no part."""
+    drawn: list[int] = []
+
+    def noise_of(part: slice) -> torch.Tensor:
+        drawn.append(part.start)
+        return torch.tensor([part.start])
+
+    for rank in range(2):
+        parts = parts_of(length, rank=rank, count=2)
+        wait_for = start_part_noise(noise_of, parts, ThreadPoolExecutor(3), num_threads)
+        assert [int(wait_for(part)) for part in parts] == [part.start for part in parts]
+    assert sorted(drawn) == [part.start for part in parts_of(length)]
 
 
 def test_noise_of_another_length_than_its_part_is_refused() -> None:

@@ -91,7 +91,7 @@ def test_workers_have_the_law_of_one(count: int, group_size: object, tmp_path: P
 
 
 def _save_noise(rank: int, folder: Path) -> None:
-    run = prepare(make_config(), make_data(), current_workers())
+    run = prepare(make_config(), make_data(private=True), current_workers())
     gradients = []
     run.optimizer.step = lambda: gradients.extend(p.grad.flatten().clone() for p in run.encoder.parameters())
     nothing = DrawnGroups.all_complete(np.empty((0, 4), dtype=np.int64))
