@@ -161,6 +161,9 @@ class Observer:
 class ObservedStep:
     """The values of one step for the observer (`dpgcl_core.private_step.StepObserver`).
 
+    The first worker adds the squared norms of all shares. So a released norm is of the whole sum, and
+    gets its noise there, once.
+
     Attributes:
       observer: records the values.
       step: the step, counted from 0.
