@@ -6,7 +6,7 @@ Distinguishing ChaCha20's output from uniform bits is believed to be computation
 generator has its own 256-bit key from the operating system, so one step's stream reveals nothing about
 another's, a repeated step is an independent draw, and nothing is stored, shared or replayed. Formally the
 guarantee then holds against computationally bounded adversaries, with the same ε and δ. Not protected are
-the machine's memory (Python cannot wipe a key) and timing, which does not depend on the data.
+the machine's memory (Python cannot wipe a key) and timing, which depends on the draws, not on the data.
 
 numpy's own `Generator` can take its bits from Python only through a callback per number. `SecureGenerator`
 therefore has only the methods that sampling, grouping and noise use, vectorised: a call of any other method
@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.randomness import DrawSource, SecretRandomness, SeededNonPrivateRandomness
-from dpgcl_core.noise.rounded_normal import PAIRS_AT_ONCE, Words, rounded_normals
+from dpgcl_core.noise.rounded_normal import LARGEST_SCALE, PAIRS_AT_ONCE, Words, rounded_normals
 
 _KEY_BYTES = 32
 _FROM_ZERO = bytes(16)
@@ -47,8 +47,8 @@ _ZEROS = memoryview(bytes(16 * PAIRS_AT_ONCE))
 class SecureGenerator:
     """Uniform numbers, permutations and normals from one ChaCha20 stream; not to be shared by threads.
 
-    The ciphers of the stream and of its additional bits hold the key: no attribute has it, `repr` does not
-    show it, and the generator can be neither copied nor pickled.
+    A closure holds the key, for the stream's additional bits. `repr` does not show it, and the generator can
+    be neither copied nor pickled.
 
     Args:
       fixed_key_for_tests: a key of 32 bytes instead of the operating system's. Anyone who knows it can
@@ -125,10 +125,10 @@ class SecureGenerator:
         and of the place in the stream, whatever `size` is.
 
         Raises:
-          ConfigError: `scale` is not between 2^-20 and 2^40.
+          ConfigError: `scale` is not between 2^-40 and 2^40.
         """
-        if not 2.0**-20 <= scale <= 2.0**40:
-            raise ConfigError(f"scale must be between 2^-20 and 2^40; got {scale}")
+        if not 1 / LARGEST_SCALE <= scale <= LARGEST_SCALE:
+            raise ConfigError(f"scale must be between 2^-40 and 2^40; got {scale}")
         multiples = np.empty(size)
         for start in range(0, size, 2 * PAIRS_AT_ONCE):
             additional_bytes = partial(self._additional_bytes, _MAX_WORDS - self._num_words_left)

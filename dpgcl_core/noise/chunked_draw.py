@@ -25,7 +25,7 @@ from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.randomness import Draws
 
 PART = 2**20
-"""The number of coordinates of a part: 8 MiB of noise, drawn in 10 ms plain and in 50 ms from the stream."""
+"""The number of coordinates of a part: 8 MiB of noise, drawn in 15 ms plain and in 25 ms from the stream."""
 
 _NARROWED_PIECE = 2**17
 """The number of coordinates that `in_float32` converts at a time on a CPU."""

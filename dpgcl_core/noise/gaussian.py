@@ -18,7 +18,7 @@ with Z ~ N(0, std² I) is a Gaussian mechanism with noise multiplier σ. Then th
 exactly this law (`dpgcl_core.noise.rounded_normal`). Both are multiples of g, so float64 adds them without
 error up to 2^53·g, and beyond rounds correctly: a function of the exact sum, as is the last rounding, to
 float32. No drawn zero is negative, so no released zero has a sign that the sum could have given it. ∎ The
-cost is g√d/Δ of the noise: g is at most 2^-24 of σΔ, hence 0.02 % at 11 million coordinates and σ = 1.
+cost is g√d/Δ ≤ 2^-24·σ√d of the noise: 0.02 % at 11 million coordinates and σ = 1, and 0.2 % at σ = 10.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from torch import Tensor
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.chacha20 import SecureGenerator
 from dpgcl_core.noise.randomness import Draws
+from dpgcl_core.noise.rounded_normal import LARGEST_SCALE
 
 _ADDED_PIECE = 2**15
 """The number of coordinates added at a time on a CPU: they fit into the cache, and one thread adds them."""
@@ -61,14 +62,23 @@ class GaussianNoise:
           sensitivity: Δ of the sum before it is rounded.
           num_coordinates: d, the length of the **whole** sum, however many draws cover it.
 
+        Raises:
+          ConfigError: the noise is too small or too large for float64, or too large for its grid.
+
         >>> GaussianNoise.on_grid(noise_multiplier=1.5, sensitivity=1.0, num_coordinates=2**20)
         GaussianNoise(std=1.500091552734375, grid=5.960464477539063e-08)
         """
-        std = noise_multiplier * sensitivity
-        if std == 0:
+        if noise_multiplier == 0:
             return cls(std=0.0)
+        std = noise_multiplier * sensitivity
         grid = 2.0 ** (math.frexp(std)[1] - 1 - _GRID_BITS)
-        return cls(std=std + noise_multiplier * grid * math.sqrt(num_coordinates), grid=grid)
+        charged_std = std + noise_multiplier * grid * math.sqrt(num_coordinates)
+        if not (2.0**-900 <= std <= 2.0**900 and charged_std <= LARGEST_SCALE * grid):
+            raise ConfigError(
+                "noise_multiplier times sensitivity must give noise that can be rounded to a grid; got "
+                f"{noise_multiplier:g} × {sensitivity:g} in {num_coordinates} coordinates, which cannot. Use another noise_multiplier"
+            )
+        return cls(std=charged_std, grid=grid)
 
     def draw(self, num_coordinates: int, generator: Draws) -> Tensor:
         """Return one draw for the whole flat parameter vector, float64 `[num_coordinates]`, on the CPU.
@@ -78,16 +88,17 @@ class GaussianNoise:
         would decide which.
 
         Raises:
-          ConfigError: noise on a grid is drawn from another generator than `SecureGenerator`.
+          ConfigError: noise on a grid is not drawn by a `SecureGenerator`, or noise without one is.
         """
         if self.std == 0:
             return torch.zeros(num_coordinates, dtype=torch.float64)
-        if not self.grid:
-            return torch.from_numpy(generator.standard_normal(num_coordinates)).mul_(self.std)
-        if not isinstance(generator, SecureGenerator):
+        if bool(self.grid) != isinstance(generator, SecureGenerator):
             raise ConfigError(
-                f"noise on a grid must be drawn by a SecureGenerator; got a {type(generator).__name__}"
+                "noise must be on a grid exactly if a SecureGenerator draws it; got the grid "
+                f"{self.grid:g} and a {type(generator).__name__}. Use GaussianNoise.on_grid for it"
             )
+        if not isinstance(generator, SecureGenerator):
+            return torch.from_numpy(generator.standard_normal(num_coordinates)).mul_(self.std)
         multiples = generator.rounded_normal(num_coordinates, self.std / self.grid)
         return torch.from_numpy(multiples).mul_(self.grid)
 
@@ -129,7 +140,8 @@ class GaussianNoise:
 def noised(values: Tensor, noise_multiplier: float, sensitivity: float, generator: Draws) -> Tensor:
     """Return float64 `values` plus one draw of noise; on a grid if the generator is cryptographic.
 
-    Guarantee: a Gaussian mechanism with `noise_multiplier` for values of this sensitivity (see the module).
+    Guarantee: a Gaussian mechanism with `noise_multiplier`, if the values as computed have this sensitivity
+    (see the module).
 
     Args:
       values: the values that are released together, of any shape, on any device.

@@ -11,15 +11,17 @@ two ways. (1) Float64 gives a number less than `TOLERANCE` from z, which times `
 `TOLERANCE`·scale from every k + ½: both have the same nearest integer. (2) Otherwise interval arithmetic
 encloses scale·z for all continuations of the bits. While a k + ½ lies inside, 256 more bits are drawn for
 each of u and θ. They are the next bits of this pair, for its cosine and its sine alike. This ends with
-probability 1. ∎ The words alone decide which way is taken, not the data. Nothing is approximated, so no total
+probability 1. ∎ The words alone decide which way is taken, not the data. Its time shows something of the
+noise, though: whoever can time a draw learns more than the release. Nothing is approximated, so no total
 variation is charged to δ, for any number of coordinates.
 
 *Error of float64, for 2^-20 ≤ u ≤ 1 − 2^-19; way (2) takes all other pairs.* u is known to 2^-63 and rounded
 twice, so |δ ln u| ≤ 2^-52 + 2^-63/u. This moves r = √(−2 ln u) ≥ 2^-9 by |δ ln u|/r: by at most 2^-43 for u
 near 1, and 2^-45 for small u. The angle is known to 2^-63·π and rounded three times, which moves z by less
 than 2^-49·r < 2^-46. **Assumption:** the libraries' log, sin and cos err by at most 4 units in the last place
-(they document 1), and the other operations are rounded correctly. Together these add less than 2^-45. The sum
-is below 2^-42; `tests/dpgcl_core/noise/test_rounded_normal.py` compares with 300 bits.
+(by less than 1 where measured), mpmath's log with p bits by at most 2^(8−p) of itself, and all other
+operations are rounded as documented. Together these add less than 2^-45. The sum is below 2^-42;
+`tests/dpgcl_core/noise/test_rounded_normal.py` compares with 300 bits.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ _SMALLEST, _LARGEST = 2.0**-20, 1 - 2.0**-19
 """The uniform numbers between which the error is below `TOLERANCE`."""
 
 _ADDED_BITS = 256
+
+LARGEST_SCALE = 2.0**40
+"""The largest standard deviation before rounding; with larger ones float64 decides ever fewer integers."""
 
 for _constant in (libmp.pi_fixed, libmp.ln2_fixed):
     _constant(2**12)  # mpmath keeps a constant's digits; threads that extend them together could mix them up
@@ -114,7 +119,10 @@ def _nearest_integer(
         precision = 128 + num_added
         pi = libmp.mpf_pi(precision, "f"), libmp.mpf_pi(precision, "c")  # rounded down, and up
         theta = libmpi.mpi_mul(pi, _cell(angle, 63 + num_added), precision)
+        # mpmath does not prove the direction in which it rounds a logarithm
+        widening = (libmp.from_man_exp(2 ** (precision - 8) + sign, 8 - precision) for sign in (-1, 1))
         log = libmpi.mpi_log(_cell(uniform, 63 + num_added), precision)
+        log = libmpi.mpi_mul(log, tuple(widening), precision)
         radius = libmpi.mpi_sqrt(libmpi.mpi_mul(_point(-2.0), log, precision), precision)
         direction = (libmpi.mpi_sin if is_sine else libmpi.mpi_cos)(theta, precision)
         scaled = libmpi.mpi_mul(libmpi.mpi_mul(radius, direction, precision), _point(scale), precision)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -14,6 +15,7 @@ from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.noise.chacha20 import SecureGenerator
 from dpgcl_core.noise.gaussian import GaussianNoise, noised
+from dpgcl_core.noise.randomness import Draws
 from dpgcl_core.release.noised_counts import noised_count, noised_norm
 
 SIGNIFICANCE = 1e-3
@@ -27,21 +29,22 @@ def _on_grid(std: float, num_coordinates: int = 1) -> GaussianNoise:
     return GaussianNoise.on_grid(noise_multiplier=std, sensitivity=1.0, num_coordinates=num_coordinates)
 
 
-LAWS = (GaussianNoise(std=2.5), _on_grid(2.5))
+LAWS = [(GaussianNoise(std=2.5), np.random.default_rng), (_on_grid(2.5), _generator)]
+Source = Callable[[int], Draws]
 
 
-@pytest.mark.parametrize("law", LAWS, ids=("float64", "grid"))
-def test_noise_has_the_law_of_a_normal(law: GaussianNoise) -> None:
-    drawn = law.draw(100_000, _generator(1)).numpy()
+@pytest.mark.parametrize(("law", "source"), LAWS, ids=("float64", "grid"))
+def test_noise_has_the_law_of_a_normal(law: GaussianNoise, source: Source) -> None:
+    drawn = law.draw(100_000, source(1)).numpy()
     assert drawn.dtype == np.float64
     assert stats.kstest(drawn / 2.5, "norm").pvalue > SIGNIFICANCE
     assert stats.kstest(1.04 * drawn / 2.5, "norm").pvalue < SIGNIFICANCE / 100
 
 
-@pytest.mark.parametrize("law", LAWS, ids=("float64", "grid"))
-def test_noise_is_uncorrelated_across_tensors_and_steps(law: GaussianNoise) -> None:
+@pytest.mark.parametrize(("law", "source"), LAWS, ids=("float64", "grid"))
+def test_noise_is_uncorrelated_across_tensors_and_steps(law: GaussianNoise, source: Source) -> None:
     length = 100_000
-    steps = [law.draw(2 * length, _generator(key)).numpy() for key in (11, 12, 13)]
+    steps = [law.draw(2 * length, source(key)).numpy() for key in (11, 12, 13)]
     tensors = np.stack([half for step in steps for half in (step[:length], step[length:])])
     for values in (tensors, tensors**2):
         assert np.abs(np.corrcoef(values) - np.eye(len(values))).max() < 4 / math.sqrt(length)
@@ -61,9 +64,29 @@ def test_noise_without_std_is_zero_and_draws_nothing() -> None:
     assert not law.draw(3, None).any()  # type: ignore[arg-type]
 
 
-def test_noise_on_a_grid_is_refused_from_a_plain_generator() -> None:
-    with pytest.raises(ConfigError, match="SecureGenerator; got a Generator"):
+def test_grid_and_cryptographic_generator_need_each_other() -> None:
+    with pytest.raises(ConfigError, match=r"got the grid 5\.96046e-08 and a Generator"):
         _on_grid(1.0).draw(3, np.random.default_rng(0))
+    with pytest.raises(ConfigError, match="got the grid 0 and a SecureGenerator"):
+        GaussianNoise(std=1.0).draw(3, _generator())
+
+
+@pytest.mark.parametrize(
+    ("noise_multiplier", "sensitivity"),
+    [(1e-320, 1.0), (5e-324, 0.1), (1e-310, 1.0), (1e13, 1.0), (1e300, 1e10)],
+)
+def test_noise_that_no_grid_can_hold_is_refused(noise_multiplier: float, sensitivity: float) -> None:
+    with pytest.raises(ConfigError, match="can be rounded to a grid; got .* in 1000 coordinates"):
+        GaussianNoise.on_grid(
+            noise_multiplier=noise_multiplier, sensitivity=sensitivity, num_coordinates=1000
+        )
+
+
+@pytest.mark.parametrize("sensitivity", [1e-30, 1e-6, 1e30])
+def test_any_sensitivity_has_a_grid(sensitivity: float) -> None:
+    law = GaussianNoise.on_grid(noise_multiplier=1.0, sensitivity=sensitivity, num_coordinates=1000)
+    released = _release(law, torch.full((1000,), sensitivity, dtype=torch.float64), 6)
+    assert abs(float(released.std()) / sensitivity - 1) < 0.1
 
 
 @pytest.mark.parametrize("std", [1e-8, 0.3, 1.0, 1.999, 512.0])

@@ -54,7 +54,7 @@ def _scaled_ends(words: NDArray[np.uint64], scale: float, place: int) -> list[mp
 
 @pytest.mark.parametrize("scale", [1.3, 1.7 * 2**24, 2.0**40])
 def test_every_integer_is_that_of_the_words(scale: float) -> None:
-    """At 2^40 one coordinate in four is too near to an edge for float64."""
+    """At 2^40 one coordinate in two is too near to an edge for float64."""
     generator = SecureGenerator(fixed_key_for_tests=(30).to_bytes(32, "big"))
     words = generator._words(2 * PAIRS_AT_ONCE)
     drawn = _draw(words, scale, 2 * PAIRS_AT_ONCE)
