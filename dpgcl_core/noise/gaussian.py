@@ -76,7 +76,8 @@ class GaussianNoise:
         if not (2.0**-900 <= std <= 2.0**900 and charged_std <= LARGEST_SCALE * grid):
             raise ConfigError(
                 "noise_multiplier times sensitivity must give noise that can be rounded to a grid; got "
-                f"{noise_multiplier:g} × {sensitivity:g} in {num_coordinates} coordinates, which cannot. Use another noise_multiplier"
+                f"{noise_multiplier:g} × {sensitivity:g} in {num_coordinates} coordinates. Use another "
+                "noise_multiplier"
             )
         return cls(std=charged_std, grid=grid)
 

@@ -76,7 +76,7 @@ def test_grid_and_cryptographic_generator_need_each_other() -> None:
     [(1e-320, 1.0), (5e-324, 0.1), (1e-310, 1.0), (1e13, 1.0), (1e300, 1e10)],
 )
 def test_noise_that_no_grid_can_hold_is_refused(noise_multiplier: float, sensitivity: float) -> None:
-    with pytest.raises(ConfigError, match="can be rounded to a grid; got .* in 1000 coordinates"):
+    with pytest.raises(ConfigError, match=r"can be rounded to a grid; got .* in 1000 coordinates"):
         GaussianNoise.on_grid(
             noise_multiplier=noise_multiplier, sensitivity=sensitivity, num_coordinates=1000
         )
