@@ -70,6 +70,7 @@ from benchmarks.audit.worst_cases import (
 )
 from dpgcl_core.clipping.types import Objective
 from dpgcl_core.command_line import run_command
+from dpgcl_core.durable_files import replacing
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.mechanism.numbers import GROUPS
 from dpgcl_core.noise import chunked_draw
@@ -80,7 +81,6 @@ from trainers.config.nodes import EvaluationConfig, OptimizerConfig, Performance
 from trainers.config.training import TrainingConfig
 from trainers.data.dataset import AnyRecords, TrainingData
 from trainers.data.records import Records
-from trainers.files.durable_files import replacing
 from trainers.models.encoder import ImageShape
 from trainers.tasks.task import Task, register_task
 from trainers.training.loop import train

@@ -1179,14 +1179,14 @@ BREAKAGES = (
     ),
     Breakage(
         name="an outdated attempt goes on",
-        file="trainers/files/attempts.py",
+        file="dpgcl_core/attempts.py",
         before="        if newest > number:",
         after="        if newest > number + 1:",
         tests=("tests/trainers/files/test_attempts.py::test_newer_attempt_outdates_the_earlier_ones",),
     ),
     Breakage(
         name="two attempts get one number",
-        file="trainers/files/attempts.py",
+        file="dpgcl_core/attempts.py",
         before="os.O_CREAT | os.O_EXCL",
         after="os.O_CREAT",
         tests=("tests/trainers/files/test_attempts.py::test_numbers_of_processes_that_claim_at_once_differ",),
@@ -1998,7 +1998,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="an attempt looks for newer ones before it has counted",
-        file="trainers/files/attempts.py",
+        file="dpgcl_core/attempts.py",
         before="        self._write(number, counts)\n        try:\n"
         "            self.refuse_outdated(number)\n",
         after="        self.refuse_outdated(number)\n        self._write(number, counts)\n"
@@ -2070,7 +2070,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="folders are more open than the one they lie in",
-        file="trainers/files/durable_files.py",
+        file="dpgcl_core/durable_files.py",
         before="folder.mkdir(mode=mode & _mode_in(folder), exist_ok=True)",
         after="folder.mkdir(mode=mode, exist_ok=True)",
         tests=(
@@ -2079,7 +2079,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="files are more open than the folder they lie in",
-        file="trainers/files/durable_files.py",
+        file="dpgcl_core/durable_files.py",
         before="os.open(path, flags, mode & _mode_in(Path(path)))",
         after="os.open(path, flags, mode)",
         tests=(
@@ -2332,7 +2332,7 @@ BREAKAGES = (
     ),
     Breakage(
         name="a file that could not be written stays beside the old one",
-        file="trainers/files/durable_files.py",
+        file="dpgcl_core/durable_files.py",
         before="        temporary.unlink(missing_ok=True)\n",
         after="        pass\n",
         tests=("tests/sweeps/test_room.py::test_file_that_finds_no_room_leaves_the_old_one_alone",),

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from dpgcl_core.durable_files import replacing
 from dpgcl_core.errors import StorageError
 from sweeps.service.cluster.interruption import DiskFull, full_disk_ends_sweep
 from sweeps.service.storage.log import SweepLog
 from tests.sweeps.support import Driver, tracked_runs
 from trainers.failures import NO_ROOM, Stage, describe_error
-from trainers.files.durable_files import replacing
 from trainers.files.launch_record import resume_line
 from trainers.tracking.mlflow_server import connect
 

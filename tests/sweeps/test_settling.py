@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpgcl_core.accounting.filters import StepClass
+from dpgcl_core.attempts import DrawCounts
 from dpgcl_core.errors import ConfigError, LedgerError, StorageError
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.ledger.ledger import Ledger
@@ -19,7 +20,6 @@ from sweeps.service.privacy.settling import close_reservations
 from sweeps.service.storage.sweep_folder import LAYOUT, SweepFolder, find_folder
 from sweeps.service.storage.sweep_lock import hold_sweep
 from sweeps.settle import __main__ as command
-from trainers.files.attempts import DrawCounts
 from trainers.files.checkpoint import attempts_of, read_grant
 
 QUICK = ("--tiny", "--noise-multiplier", "1", "--no-non-private", "--repeats", "3")

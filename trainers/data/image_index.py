@@ -28,6 +28,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
+from dpgcl_core.durable_files import replacing
 from dpgcl_core.errors import DataError
 from dpgcl_core.object_store import DataFile, address_of
 from trainers.data.columns import are_all, combined, raw_values
@@ -45,7 +46,6 @@ from trainers.data.faults import check_one_size
 from trainers.data.image_digests import DIGESTS, image_digests
 from trainers.data.request import Request
 from trainers.data.stored_images import PLACE, Images, StoredImages, stamp_of
-from trainers.files.durable_files import replacing
 from trainers.files.machine_memory import free_memory
 
 if TYPE_CHECKING:

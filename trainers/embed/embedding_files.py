@@ -20,11 +20,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from dpgcl_core.durable_files import replacing, storage_errors
 from dpgcl_core.errors import ConfigError, StorageError
 from trainers.embed.embed_pairs import TEXTS
 from trainers.embed.embedding_parts import PartFolder, read_columns
 from trainers.export.description import ModelDescription
-from trainers.files.durable_files import replacing, storage_errors
 
 PARQUET, NPZ, CSV = ".parquet", ".npz", ".csv"
 _NOTE = (

@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock, Timeout
 
+from dpgcl_core.durable_files import make_folder, replacing, storage_errors
 from dpgcl_core.errors import StorageError
 from trainers.evaluation.linear_probe import Features
-from trainers.files.durable_files import make_folder, replacing, storage_errors
 
 ROWS_PER_PART = 8192
 """Images or captions in a part: a multiple of the default batch sizes, so parts do not change the batches."""

@@ -10,7 +10,7 @@ saves, and subtracts the steps that it counted and will not draw. The file is ou
 checkpoints, so restoring an older checkpoint does not reset the count. Restoring an older copy of both resets
 it, and so does a disk that loses data that it reported as written. Every attempt also has its own number and
 count, so that an attempt that continues unseen ends, and stays counted, even if the folder's lock is
-effective on only one node (`trainers.files.attempts`).
+effective on only one node (`dpgcl_core.attempts`).
 
 *Charged in advance.* If R steps for restarts are charged in advance (`num_restart_steps`), an attempt that
 could bring the count beyond T + R is refused before its first step. All attempts together then draw at most
@@ -33,10 +33,10 @@ from typing import Any
 import torch
 from filelock import FileLock, Timeout
 
+from dpgcl_core.attempts import Attempts, DrawCounts
+from dpgcl_core.durable_files import make_folder, replacing, storage_errors, sync_folder
 from dpgcl_core.errors import LedgerError, StorageError
 from trainers.config.removed_options import check_removed_field
-from trainers.files.attempts import Attempts, DrawCounts
-from trainers.files.durable_files import make_folder, replacing, storage_errors, sync_folder
 
 _WAIT_SECONDS = 900.0
 """An outdated attempt ends after its current step, and a large step takes minutes."""

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpgcl_core.durable_files import make_folder, replacing
 from dpgcl_core.errors import StorageError
 from dpgcl_core.sampling.record_ids import Ids
-from trainers.files.durable_files import make_folder, replacing
 
 OUTCOMES_FILE = "outcomes.npz"
 _RECORD_IDS = "record_ids"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainers.files.durable_files import make_folder, replacing
+from dpgcl_core.durable_files import make_folder, replacing
 
 _POLL_SECONDS = 0.05
 

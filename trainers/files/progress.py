@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.files.durable_files import new_file
+from dpgcl_core.durable_files import new_file
 
 PROGRESS_FILE = "progress.json"
 _MIN_SECONDS_BETWEEN_WRITES = 1.0

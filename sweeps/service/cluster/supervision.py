@@ -11,13 +11,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from dpgcl_core.attempts import DrawCounts
 from dpgcl_core.errors import DpgclError
 from sweeps.service.cluster.trial_failure import FailureKind, TrialFailure, why_lost
 from sweeps.service.console.terminal import count, warn
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.storage.log import LOST, RESTARTED, SweepLog
 from sweeps.service.storage.sweep_folder import SweepFolder
-from trainers.files.attempts import DrawCounts
 from trainers.files.checkpoint import CheckpointFolder
 
 if TYPE_CHECKING:

@@ -23,6 +23,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dpgcl_core.durable_files import storage_errors
 from dpgcl_core.errors import LedgerError
 from dpgcl_core.ledger.account import Reservation
 from dpgcl_core.ledger.chain import Head
@@ -32,7 +33,6 @@ from sweeps.service.privacy.reservations import SCORES, SNR
 from sweeps.service.storage.sweep_folder import SweepFolder
 from sweeps.service.storage.sweep_lock import hold_sweep
 from trainers.files.checkpoint import GRANT_FILE, Grant, attempts_of, read_grant, write_grant
-from trainers.files.durable_files import storage_errors
 
 _LABEL = re.compile(rf"(?P<trial>.+?)(?:~\d+)?(?:{SNR}|{SCORES})?")  # ~2: reserved again by an older version
 

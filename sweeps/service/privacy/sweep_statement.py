@@ -8,6 +8,7 @@ from typing import Any
 
 from dpgcl_core.accounting.tuning.cost import TuningCost
 from dpgcl_core.accounting.tuning.modes import SEALED_THRESHOLD
+from dpgcl_core.durable_files import storage_errors
 from dpgcl_core.errors import StorageError
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement
@@ -19,7 +20,6 @@ from sweeps.service.privacy.budget import NO_LEDGER
 from sweeps.service.storage.sweep_folder import SweepFolder, is_drawn, replace_text
 from trainers.export.sweep_results import ANSWER
 from trainers.files.checkpoint import read_grant
-from trainers.files.durable_files import storage_errors
 
 STATEMENT = "privacy_statement"
 

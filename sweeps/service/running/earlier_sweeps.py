@@ -17,6 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from dpgcl_core.durable_files import make_folder, storage_errors
 from dpgcl_core.errors import ConfigError, StorageError
 from sweeps.service.planning.inputs import EarlierSweep
 from sweeps.service.planning.plan import SweepPlan
@@ -25,7 +26,6 @@ from sweeps.service.privacy.sweep_statement import count_draws_of
 from sweeps.service.storage.sweep_folder import SweepFolder, differences_text, write_json
 from sweeps.service.storage.sweep_lock import check_not_running
 from trainers.config.training import TrainingConfig
-from trainers.files.durable_files import make_folder, storage_errors
 
 CHARGED_FILE = "charged.json"
 

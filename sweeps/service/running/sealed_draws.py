@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dpgcl_core.accounting.tuning.laws import TrialCountLaw
+from dpgcl_core.durable_files import make_folder
 from dpgcl_core.errors import ConfigError, LedgerError, StorageError
 from dpgcl_core.ledger.chain import Head
 from dpgcl_core.ledger.ledger import Ledger
@@ -23,7 +24,6 @@ from sweeps.service.privacy.budget import remaining_budget
 from sweeps.service.privacy.ledger_choice import account_of
 from sweeps.service.privacy.sealed_charge import reserve
 from sweeps.service.storage.sweep_folder import Repetition, SweepFolder, write_json
-from trainers.files.durable_files import make_folder
 
 RESULT = "result.json"
 """The last published file in `release/`."""

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from dpgcl_core.durable_files import make_folder, storage_errors, sync_folder
 from dpgcl_core.errors import StorageError
 from dpgcl_core.ledger.report import LedgerStatement
 from dpgcl_core.release.statement import PrivacyStatement, rounded_up
@@ -33,7 +34,6 @@ from sweeps.service.running.sweep_trials import Results, SweepTrials
 from sweeps.service.running.trial_policy import TrialPolicy
 from sweeps.service.storage.calibrations import CalibrationCache
 from sweeps.service.storage.sweep_folder import SweepFolder, named_folder, write_json
-from trainers.files.durable_files import make_folder, storage_errors, sync_folder
 
 
 @dataclass(frozen=True)

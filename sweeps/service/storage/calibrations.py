@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpgcl_core.durable_files import storage_errors
 from sweeps.service.storage.sweep_folder import write_json
-from trainers.files.durable_files import storage_errors
 
 
 @dataclass(frozen=True)

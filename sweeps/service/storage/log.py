@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from trainers.files.durable_files import new_file
+from dpgcl_core.durable_files import new_file
 from trainers.files.launch_record import LOG_FILE, logged_events
 
 FINISHED, FAILED, RESTARTED, LOST = "finished", "failed", "restarted", "lost"

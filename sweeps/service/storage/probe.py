@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dpgcl_core.durable_files import storage_errors
 from dpgcl_core.errors import StorageError
 from sweeps.service.storage.cluster_nodes import answers_of_nodes, living_nodes
-from trainers.files.durable_files import storage_errors
 
 _PREFIX = ".dpgcl-probe-"
 _TOKEN, _LOCK = "token", "lock"

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from dpgcl_core.durable_files import make_folder, replacing
 from dpgcl_core.errors import DataError, StorageError
 from dpgcl_core.ledger.marks import MARK, expand_ranges, mark_path
 from dpgcl_core.noise.chacha20 import SecureGenerator
@@ -22,7 +23,6 @@ from dpgcl_core.object_store import address_of
 from dpgcl_core.sampling.record_ids import Ids
 from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.options.data import DataOptions, data_path
-from trainers.files.durable_files import make_folder, replacing
 
 SLOTS = ".dpgcl-slots"
 _FOLDER = "slot-tables"

@@ -31,12 +31,12 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from dpgcl_core.attempts import DrawCounts
+from dpgcl_core.durable_files import make_folder, replacing, storage_errors, sync_folder
 from dpgcl_core.errors import StorageError
 from trainers.config.nodes import PerformanceConfig
 from trainers.config.training import TrainingConfig
-from trainers.files.attempts import DrawCounts
 from trainers.files.checkpoint import CheckpointFolder, read_drawn, write_drawn
-from trainers.files.durable_files import make_folder, replacing, storage_errors, sync_folder
 from trainers.files.launch_record import CONFIG_FILE, Command
 from trainers.files.outcome_file import Outcomes, read_outcomes
 from trainers.files.progress import PROGRESS_FILE

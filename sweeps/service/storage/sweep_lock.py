@@ -7,9 +7,9 @@ from contextlib import contextmanager, suppress
 
 from filelock import FileLock, Timeout
 
+from dpgcl_core.durable_files import make_folder, storage_errors
 from dpgcl_core.errors import StorageError
 from sweeps.service.storage.sweep_folder import SweepFolder
-from trainers.files.durable_files import make_folder, storage_errors
 
 
 @contextmanager

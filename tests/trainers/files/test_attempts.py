@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
+from dpgcl_core.attempts import Attempts, DrawCounts
 from dpgcl_core.errors import StorageError
 from trainers.files import checkpoint
-from trainers.files.attempts import Attempts, DrawCounts
 from trainers.files.checkpoint import Checkpoint, CheckpointFolder, read_drawn, write_drawn
 
 FORK = multiprocessing.get_context("fork")  # no import of torch in every process

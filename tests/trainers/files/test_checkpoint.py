@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from dpgcl_core import private_step
+from dpgcl_core.attempts import DrawCounts
 from dpgcl_core.clipping.types import trainable_parameters
 from dpgcl_core.errors import ConfigError, StorageError
 from dpgcl_core.noise.randomness import Draws
@@ -24,7 +25,6 @@ from dpgcl_core.private_step import PrivateStep
 from dpgcl_core.sampling.slots import SampledGroups
 from tests.trainers.conftest import drawn_groups, make_config, make_data
 from trainers.files import checkpoint
-from trainers.files.attempts import DrawCounts
 from trainers.files.checkpoint import Attempt, Checkpoint, CheckpointFolder, write_drawn
 from trainers.training.callbacks import Checkpointing
 from trainers.training.loop import train

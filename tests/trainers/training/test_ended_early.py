@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from dpgcl_core.attempts import DrawCounts
 from tests.trainers.conftest import make_config, make_data
 from trainers.config.training import EvaluationConfig, TrainingConfig
-from trainers.files.attempts import DrawCounts
 from trainers.files.checkpoint import CheckpointFolder, write_drawn
 from trainers.files.oversight import Oversight, Question, TrainingStopped
 from trainers.training.loop import train

@@ -32,8 +32,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from dpgcl_core.durable_files import make_folder, new_file, replacing, sync_folder
 from dpgcl_core.errors import StorageError
-from trainers.files.durable_files import make_folder, new_file, replacing, sync_folder
 
 _NAME = re.compile(r"(\d{6})\.json")
 
