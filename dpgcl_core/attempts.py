@@ -28,12 +28,14 @@ import json
 import os
 import re
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from dpgcl_core.durable_files import make_folder, new_file, replacing, sync_folder
-from dpgcl_core.errors import StorageError
+from dpgcl_core.durable_files import make_folder, new_file, replacing, storage_errors, sync_folder
+from dpgcl_core.errors import ConfigError, StorageError
 
 _NAME = re.compile(r"(\d{6})\.json")
 
@@ -168,3 +170,91 @@ class Attempts:
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:06}.json"
+
+
+class ChargedAttempt:
+    """One attempt at a training whose restarts are charged in advance.
+
+    Guarantee: all attempts with one folder together make at most T + R draws, whatever states they start
+    from, and whenever they are killed (docs/theory/restarts.md). *Proof.* Let N be the number of counted
+    draws. A draw of step s < T is made only after N − s ≤ R was checked and N + 1 was written, and N + 1 ≤
+    R + s + 1 ≤ T + R. By the proposition above, N includes every draw of every other attempt. ∎
+
+    Args:
+      folder: the training's folder, on the storage that all nodes share. It is created at the first draw.
+      numbers: the mechanism's numbers by name, with R as `num_restart_steps`. They must not change between
+        attempts: an R that is chosen after results were seen is not charged in advance.
+    """
+
+    def __init__(self, folder: Path, numbers: Mapping[str, Any]) -> None:
+        self._numbers, self._numbers_file = dict(numbers), folder / "mechanism.json"
+        self._attempts = Attempts(folder / "attempts")
+        self._number: int | None = None
+        self._num_draws = 0
+
+    def count_draw(self, step: int) -> None:
+        """Count one draw durably, before it is made; the first one outdates all earlier attempts.
+
+        Args:
+          step: the number of the draw's step, from 0 to T − 1.
+
+        Raises:
+          ConfigError: the folder belongs to a training with other numbers.
+          StorageError: more than T + R draws would be possible, a newer attempt has begun, or the folder is
+            damaged or cannot be written.
+        """
+        with storage_errors(self._attempts.folder):
+            if self._number is None:
+                self._number = self._claim()
+            num_drawn, num_restart_steps = (
+                self._attempts.total().num_steps,
+                self._numbers["num_restart_steps"],
+            )
+            if num_drawn < step:
+                raise StorageError(
+                    f"{self._attempts.folder} counts {num_drawn} draws, but the training continues after "
+                    f"{step} steps. Restore the folder of this training, or start a new one in a new folder"
+                )
+            if num_drawn - step > num_restart_steps:
+                raise StorageError(
+                    f"restarts may repeat at most num_restart_steps = {num_restart_steps} steps, which are "
+                    f"charged in advance; to continue after {step} steps would repeat {num_drawn - step}. "
+                    "Load a later state, or start a new training in a new folder and add up both ε"
+                )
+            self._num_draws += 1
+            self._attempts.count(self._number, DrawCounts(num_attempts=1, num_steps=self._num_draws))
+
+    def _claim(self) -> int:
+        """Take the next number, then record the numbers of the mechanism, or compare them.
+
+        Of two first attempts with different numbers, the earlier one is outdated and draws nothing.
+        """
+        number = self._attempts.claim()
+        if not self._numbers_file.exists() and not self._attempts.total().num_steps:
+            with replacing(self._numbers_file) as file:
+                file.write(json.dumps(self._numbers).encode())
+        try:
+            recorded = json.loads(self._numbers_file.read_text())
+        except (FileNotFoundError, ValueError) as error:
+            raise StorageError(
+                f"{self._numbers_file} is missing or damaged. Restore it, or start a new training in a new "
+                "folder"
+            ) from error
+        if changed := changed_numbers(recorded, self._numbers):
+            raise ConfigError(
+                f"a training keeps its numbers when it is resumed; {self._numbers_file} has another "
+                f"{changed}. Set the numbers of the first attempt, or start a new training in a new folder"
+            )
+        return number
+
+
+def changed_numbers(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
+    """Return the first name whose number differs, with both numbers; empty if none does.
+
+    >>> changed_numbers({"num_steps": 5}, {"num_steps": 5, "group_size": 8})
+    'group_size: None there, 8 here'
+    """
+    for name in dict.fromkeys([*before, *now]):
+        if before.get(name) != now.get(name):
+            return f"{name}: {before.get(name)} there, {now.get(name)} here"
+    return ""

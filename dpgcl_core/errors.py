@@ -65,6 +65,10 @@ class ClusterError(DpgclError):
     """Ray did not start, or does not answer."""
 
 
+class ProcessFailed(DpgclError):  # noqa: N818 (the name describes the cause)
+    """Another process of this training has failed, so this one must not continue."""
+
+
 class LedgerError(DpgclError):
     """The budget ledger is missing, damaged or unreachable, or does not hold the requested entry."""
 

@@ -21,8 +21,9 @@ record of the loader's data set, with the label of the mechanism's method, as lo
   layers that mix records or write their weights are refused by type;
 - initial weights and optimizer state contain nothing computed from the records, unless its ε is charged
   elsewhere;
-- the weights are changed only by `step`, and nothing else computed from the records is released. Exceptions
-  of the data loader and whether a step fails are such outputs, and are not covered (docs/limits.md).
+- the weights are changed only by `step` and `load_state_dict`, and nothing else computed from the records is
+  released. Exceptions of the data loader and whether a step fails are such outputs, and are not covered
+  (docs/limits.md).
 
 **Proposition.** For every sequence of calls and exceptions, at most `num_steps_taken` draws reach a pass,
 each has at most one noise draw, and the optimizer applies a gradient of these draws only after it was
@@ -32,17 +33,37 @@ the draw's passes and the optimizer no call returns: an exception raised there, 
 the training, clears all gradients, and every later draw and step is refused. At the update each parameter of
 the optimizer has the noised gradient or none (`_check_gradients`), and no pass wrote a weight (`unwritten`).
 A call that is refused before the first pass leaves the draw open: it has read only the program. ∎
+
+*Several processes.* The proposition holds for a `torch.distributed` group of W processes with one draw and
+one noise draw in total, and every process applies the same gradient. *Proof.* The first process counts the
+draw, draws the groups and distributes them whole. The block of a draw ends with an exchange of failures
+(`dpgcl_core.workers`), so no process passes a group of a draw that is not counted. `PrivateStep.take` sums at
+the first process, adds its one noise draw there and shares the noisy sum. Each of these exchanges begins, and
+the block ends, with an exchange of failures. So an exception in one process before the noisy sum is shared
+reaches all processes before the update, which none applies. An exception in an update follows the noise. It
+reaches the others at the end of the block. Either way the training has ended in all processes. They began
+with the same weights, data and numbers (`check_agreement`), and with one group of processes (`_check_group`),
+so they all take part in the same exchanges. ∎
+
+*Restarts.* With `folder` and R = `num_restart_steps` the first process also counts every draw durably, before
+any process gets it. All attempts together make at most T + R draws (`dpgcl_core.attempts`), and ε is that of
+T + R steps. A state holds weights, optimizer state and a number of steps: outputs of earlier draws. It holds
+no generator, so a repeated step is a fresh draw, and no count, so loading it lowers none.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
+import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from itertools import chain
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -50,6 +71,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
+from dpgcl_core.attempts import ChargedAttempt, changed_numbers
 from dpgcl_core.clipping.clipper import FLAT
 from dpgcl_core.clipping.cross_record import PROMISE, check_layers, refuse_mixed_groups
 from dpgcl_core.clipping.isolation import changed_state, networks_of, unwritten, whole_state
@@ -72,8 +94,10 @@ from dpgcl_core.noise.randomness import DrawSource
 from dpgcl_core.private_step import PrivateStep
 from dpgcl_core.release.statement import delta_text, epsilon_text
 from dpgcl_core.sampling.stage import DrawnGroups
+from dpgcl_core.workers import current_workers, failing_together
 
 _NUM_PROBE_GROUPS, _PROBE_GROUP_SIZE = 3, 4
+_WRAPPERS = ("DataParallel", "DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel")
 
 
 def make_private(
@@ -93,8 +117,13 @@ def make_private(
     clipping: str = FLAT,
     max_groups_at_once: int | None = None,
     mixes_no_records: bool = False,
+    folder: str | Path | None = None,
+    num_restart_steps: int | None = None,
 ) -> PrivateTraining:
     """Return a private training, which draws groups in secret, clips their gradients and adds noise.
+
+    In a `torch.distributed` group of processes, every process makes the same call. The processes share the
+    groups of each draw, and the clipped sum gets one noise draw.
 
     Args:
       model: the network that `loss` calls; its trainable parameters are released.
@@ -110,7 +139,8 @@ def make_private(
       group_size: S, the number of records whose gradient is clipped together, or "batch" for the whole batch.
       num_steps: T, the number of steps that the noise is calibrated for.
       l2_clip_norm: C, bound on one group's gradient norm.
-      target_epsilon: ε after T steps, for which the noise is calibrated. Set this or `noise_multiplier`.
+      target_epsilon: ε after T steps, or T + R, for which the noise is calibrated. Set this or
+        `noise_multiplier`.
       noise_multiplier: σ = noise std / sensitivity.
       target_delta: δ; 1/(N ln N) by default.
       num_records_public: N, the declared public number of records, the most that the data set may hold. By
@@ -120,10 +150,15 @@ def make_private(
         records for group_size "batch".
       clipping: "flat", the factor min(1, C/norm), or "automatic", the factor C/(norm + γ) with a constant γ.
       max_groups_at_once: the most groups in one forward and backward pass; by default, about as many as a
-        step has. It has an effect only with `mixes_no_records`.
+        step has. Their clipped gradients are accumulated, so it limits the memory of a step and does not
+        change the sum. It has an effect only with `mixes_no_records`.
       mixes_no_records: your promise that model and loss, of whatever type, mix no records, keep every row of
         a batch in its place, and keep nothing of the records. Many groups then pass through the model at
         once, which is faster; otherwise one group at a time.
+      folder: folder with the durable count of draws of a training that may be resumed. Set it together with
+        `num_restart_steps`.
+      num_restart_steps: R, the number of steps that restarts may repeat, all together. They are charged in
+        advance: ε is that of T + R steps.
 
     Returns:
       The training; iterate over it, and call `step` on each batch of groups.
@@ -131,32 +166,36 @@ def make_private(
     Raises:
       ConfigError: the numbers contradict each other, a target ε cannot be met, the model or the loss mixes
         records, the optimizer holds parameters outside the model or needs a closure, the records are not
-        tensors, the data loader has a custom sampler, or there are several processes.
+        tensors, the data loader has a custom sampler, a network is in a wrapper for several processes, only
+        one of `folder` and `num_restart_steps` is set, or processes differ in model, data or numbers.
+      ProcessFailed: another process has raised an error.
     """
-    n = len(_records_of(data_loader))
-    if num_records_public is not None:
-        n = whole_number("num_records_public", num_records_public)
-    _check_sampler(data_loader)
-    assert data_loader.batch_size is not None
-    if (target_epsilon is None) == (noise_multiplier is None):
-        raise ConfigError(
-            "exactly one of target_epsilon and noise_multiplier must be set; "
-            f"got {target_epsilon} and {noise_multiplier}"
+    with failing_together(current_workers()):
+        n = len(_records_of(data_loader))
+        if num_records_public is not None:
+            n = whole_number("num_records_public", num_records_public)
+        _check_sampler(data_loader)
+        assert data_loader.batch_size is not None
+        if (target_epsilon is None) == (noise_multiplier is None):
+            raise ConfigError(
+                "exactly one of target_epsilon and noise_multiplier must be set; "
+                f"got {target_epsilon} and {noise_multiplier}"
+            )
+        mechanism = Mechanism(
+            num_records_public=n,
+            num_records_from_data=num_records_public is None,
+            sampling=sampling,
+            sampling_prob=min(1.0, data_loader.batch_size / n),
+            group_size=group_size,
+            l2_clip_norm=l2_clip_norm,
+            noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
+            num_steps=num_steps,
+            target_delta=default_delta(n) if target_delta is None else target_delta,
+            clipping=clipping,
+            num_restart_steps=num_restart_steps,
         )
-    mechanism = Mechanism(
-        num_records_public=n,
-        num_records_from_data=num_records_public is None,
-        sampling=sampling,
-        sampling_prob=min(1.0, data_loader.batch_size / n),
-        group_size=group_size,
-        l2_clip_norm=l2_clip_norm,
-        noise_multiplier=1.0 if noise_multiplier is None else noise_multiplier,
-        num_steps=num_steps,
-        target_delta=default_delta(n) if target_delta is None else target_delta,
-        clipping=clipping,
-    )
-    if target_epsilon is not None:
-        mechanism = mechanism.calibrated(target_epsilon)
+        if target_epsilon is not None:
+            mechanism = mechanism.calibrated(target_epsilon)
     return PrivateTraining(
         mechanism,
         model,
@@ -165,6 +204,7 @@ def make_private(
         loss=loss,
         max_groups_at_once=max_groups_at_once,
         mixes_no_records=mixes_no_records,
+        folder=folder,
     )
 
 
@@ -172,7 +212,7 @@ class PrivateTraining:
     """One private training; iterate over it and call `step` once for every batch of groups.
 
     Attributes:
-      num_steps_taken: number of charged steps. A step is charged when it is drawn, taken or not.
+      num_steps_taken: number of steps drawn, taken or not, since the training or the loaded state began.
     """
 
     def __init__(
@@ -185,60 +225,76 @@ class PrivateTraining:
         loss: Objective,
         max_groups_at_once: int | None = None,
         mixes_no_records: bool = False,
+        folder: str | Path | None = None,
         randomness: DrawSource | None = None,
     ) -> None:
         """Check everything that can be checked before the first draw.
 
         Args:
           mechanism: a mechanism whose method clips the gradient of one loss per disjoint group.
-          model, optimizer, data_loader, loss, max_groups_at_once, mixes_no_records: as in `make_private`.
+          model, optimizer, data_loader, loss, max_groups_at_once, mixes_no_records, folder: as in
+            `make_private`.
           randomness: source of secret draws; by default the cryptographic stream, with exact noise.
 
         Raises:
-          ConfigError: as in `make_private`.
+          ConfigError, ProcessFailed: as in `make_private`.
         """
-        method = mechanism.rules
-        if not method.clips_groups:
-            raise ConfigError(
-                f"{mechanism.method} does not clip one loss per disjoint group. Use `trainers.train`"
+        self._workers = current_workers()
+        with failing_together(self._workers):
+            method = mechanism.rules
+            if not method.clips_groups:
+                raise ConfigError(
+                    f"{mechanism.method} does not clip one loss per disjoint group. Use `trainers.train`"
+                )
+            if mechanism.num_shards > 1:
+                raise ConfigError(
+                    "shards must be 1, because every process reads from the whole data set; got "
+                    f"{mechanism.num_shards}. Use `trainers.train` for records in shards"
+                )
+            if (folder is None) != (mechanism.num_restart_steps is None):
+                raise ConfigError(
+                    "a training that may be resumed needs both folder, for the count of its draws, and "
+                    f"num_restart_steps, which are charged in advance; got {folder} and "
+                    f"{mechanism.num_restart_steps}. Set both, or neither"
+                )
+            if max_groups_at_once is not None:
+                max_groups_at_once = whole_number("max_groups_at_once", max_groups_at_once)
+                if max_groups_at_once < 1:
+                    raise ConfigError(f"max_groups_at_once must be at least 1; got {max_groups_at_once}")
+            self._records = _records_of(data_loader)
+            _check_sampler(data_loader)
+            method.check_records(mechanism, len(self._records))
+            check_layers(model)
+            _check_wrappers(model, *networks_of(loss))
+            _check_update(optimizer)
+            self.num_steps_taken = 0
+            self._model, self._optimizer, self._loss = model, optimizer, loss
+            self._parameters = trainable_parameters(model)
+            self._check_gradients()
+            self._loader, self._collate = data_loader, _Collate(data_loader.collate_fn, self._records[0])
+            at_once = groups_of_a_pass(mechanism, limit=max_groups_at_once) if mixes_no_records else 1
+            self._private_step = PrivateStep(
+                mechanism=mechanism,
+                model=model,
+                objective=loss,
+                rule=mechanism.rule(  # only clips: the loss is the caller's
+                    LossSettings(temperature=1.0, groups_at_once=at_once, isolated=not mixes_no_records)
+                ),
+                groups_at_once=at_once,
+                randomness=SecureRandomness() if randomness is None else randomness,
+                workers=self._workers,
+                watch=lambda: unwritten(model, *networks_of(loss)),
             )
-        if mechanism.num_shards > 1:
-            raise ConfigError(
-                f"shards must be 1, because this training has one process; got {mechanism.num_shards}. Use "
-                "`trainers.train` on several workers"
-            )
-        if max_groups_at_once is not None:
-            max_groups_at_once = whole_number("max_groups_at_once", max_groups_at_once)
-            if max_groups_at_once < 1:
-                raise ConfigError(f"max_groups_at_once must be at least 1; got {max_groups_at_once}")
-        self._records = _records_of(data_loader)
-        _check_sampler(data_loader)
-        method.check_records(mechanism, len(self._records))
-        check_layers(model)
-        _check_update(optimizer)
-        self.num_steps_taken = 0
-        self._model, self._optimizer, self._loss = model, optimizer, loss
-        self._parameters = trainable_parameters(model)
-        self._check_gradients()
-        self._loader, self._collate = data_loader, _Collate(data_loader.collate_fn, self._records[0])
-        at_once = groups_of_a_pass(mechanism, limit=max_groups_at_once) if mixes_no_records else 1
-        self._private_step = PrivateStep(
-            mechanism=mechanism,
-            model=model,
-            objective=loss,
-            rule=mechanism.rule(  # only clips: the loss is the caller's
-                LossSettings(temperature=1.0, groups_at_once=at_once, isolated=not mixes_no_records)
-            ),
-            groups_at_once=at_once,
-            randomness=SecureRandomness() if randomness is None else randomness,
-            watch=lambda: unwritten(model, *networks_of(loss)),
-        )
-        self._open: DrawnGroups | None = None
-        self._has_failed, self._lock = False, threading.RLock()  # one draw or step at a time
-        self._mixes_no_records, self._loss_verdicts = mixes_no_records, Verdicts[None]()
-        _check_single_process()
-        self._check_loss([leaf[:, None] for leaf in self._collate.first])
-        self._state = whole_state(model, modes=False)  # between steps the caller may change modes
+            self._open: DrawnGroups | None = None
+            self._has_failed, self._lock = False, threading.RLock()  # one draw or step at a time
+            self._mixes_no_records, self._loss_verdicts = mixes_no_records, Verdicts[None]()
+            self._attempt: ChargedAttempt | None = None
+            if folder is not None and self._workers.rank == 0:
+                self._attempt = ChargedAttempt(Path(folder), asdict(mechanism))
+            _check_launch()
+            self._check_loss([leaf[:, None] for leaf in self._collate.first])
+            self._state = whole_state(model, modes=False)  # between steps the caller may change modes
+        self._workers.check_agreement(self._facts())
 
     @property
     def mechanism(self) -> Mechanism:
@@ -248,13 +304,17 @@ class PrivateTraining:
     def __iter__(self) -> Iterator[GroupInputs]:
         """Yield the inputs of each remaining step, drawn in secret: `[groups, group_size, views, ...]`.
 
-        The inputs stay on the data loader's device; `step` moves them to the model's device. A draw may hold
-        no group: its step must be taken, too, and adds only noise. If groups are sampled, a group that lacks
-        a record consists of zeros and contributes nothing.
+        The inputs stay on the data loader's device; `step` moves them to the model's device. Each of several
+        processes gets its share of the groups. A share may hold no group: its step must be taken, too, and
+        a draw without any group adds only noise. If groups are sampled, a group that lacks a record consists
+        of zeros and contributes nothing.
 
         Raises:
           ConfigError: the last draw was not followed by its step, the training has failed, a record's shape
-            differs from the first record's, or there are several processes.
+            differs from the first record's, or the process group has changed.
+          StorageError: restarts would repeat more than R steps, a newer attempt with this folder has begun,
+            or the folder is damaged.
+          ProcessFailed: another process has raised an error; no process draws again.
         """
         self._check_drawable()
         draws, loader = _SecretGroups(self), self._loader
@@ -272,9 +332,13 @@ class PrivateTraining:
         batch_iterator = chain.from_iterable([batches])  # starts the loader at the first `next`
         while self.num_steps_taken < self.mechanism.num_steps:
             with self._lock:
-                self._check_drawable()
-                self.num_steps_taken += 1
+                self._check_running()
+                with failing_together(self._workers):
+                    self._check_drawable()
                 with self._ending_if_it_fails():
+                    if self._attempt is not None:
+                        self._attempt.count_draw(self.num_steps_taken)
+                    self.num_steps_taken += 1
                     batch = next(batch_iterator)
                     groups = draws.queue.popleft()
                     inputs = as_inputs([_in_groups(leaf, groups) for leaf in batch])
@@ -296,16 +360,26 @@ class PrivateTraining:
           ConfigError: nothing was drawn since the last step, the number of groups differs, the optimizer does
             not hold exactly the trained parameters or holds a gradient that no step made, the model's buffers
             or submodules were replaced, or model or loss has changed and now mixes groups or is random. These
-            errors are raised before any pass, so the call may be repeated. The error that a pass changed the
-            model ends the training.
+            errors are raised before any pass, so the call may be repeated, by all processes. The error that a
+            pass changed the model ends the training.
+          ProcessFailed: another process has raised an error, which ends the training here if it does there.
         """
         with self._lock:
-            self._step(inputs)
+            self._check_running()
+            with failing_together(self._workers):
+                groups, leaves = self._check_call(inputs)
+            with self._ending_if_it_fails():
+                self._open = None
+                device = self._parameters[0].device
+                self._private_step.take(
+                    self.num_steps_taken - 1,
+                    groups,
+                    lambda rows: as_inputs([leaf[rows].to(device) for leaf in leaves]),
+                    self._update,
+                )
 
-    def _step(self, inputs: GroupInputs) -> None:
-        """Check the call, then take the step; the caller holds the lock."""
-        _check_single_process()
-        self._check_running()
+    def _check_call(self, inputs: GroupInputs) -> tuple[DrawnGroups, tuple[Tensor, ...]]:
+        """Check a call of `step`; return the groups of the open draw and the tensors of their inputs."""
         if self._open is None:
             raise ConfigError("each draw allows one step. Take the next batch of groups from the iteration")
         groups, leaves = self._open, _leaves(inputs)
@@ -318,15 +392,7 @@ class PrivateTraining:
                 "released unprotected. Restore it, and keep scheduled values in a plain attribute"
             )
         self._check_loss(leaves)
-        with self._ending_if_it_fails():
-            self._open = None
-            device = self._parameters[0].device
-            self._private_step.take(
-                self.num_steps_taken - 1,
-                groups,
-                lambda rows: as_inputs([leaf[rows].to(device) for leaf in leaves]),
-                self._update,
-            )
+        return groups, leaves
 
     def _update(self, gradient: Tensor) -> None:
         self._check_gradients()
@@ -337,15 +403,93 @@ class PrivateTraining:
     def epsilon(self, num_steps: int | None = None) -> float:
         """Return ε at the mechanism's δ after the steps drawn so far, or after `num_steps` steps.
 
-        It is 0 before the first step, and inf without noise. Source: privacy loss distributions (Koskela et
+        If R = `num_restart_steps` is set, it is the ε of T + R steps, however many were drawn. It is 0 before
+        the first step, and inf without noise. Source: privacy loss distributions (Koskela et
         al. 2020; Doroshenko et al. 2022).
         """
-        steps = self.num_steps_taken if num_steps is None else whole_number("num_steps", num_steps)
+        charged = self.num_steps_taken if self._restart_steps is None else self.mechanism.num_steps_charged
+        steps = charged if num_steps is None else whole_number("num_steps", num_steps)
         if steps < 0:
             raise ConfigError(f"num_steps must not be negative; got {steps}")
         if not steps:
             return 0.0
         return self.mechanism.epsilon(steps) if self.mechanism.is_private else math.inf
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that a later attempt loads: weights, buffers, optimizer state and steps taken.
+
+        It is an output of the draws so far, with their ε. It holds no generator, so a repeated step draws
+        afresh, and no count of draws, which is only in `folder`. As in PyTorch, the tensors are not copied.
+
+        Raises:
+          ConfigError: `folder` and `num_restart_steps` are not set, the last draw was not followed by its
+            step, or the training has failed.
+        """
+        self._check_resumable()
+        return {
+            "mechanism": asdict(self.mechanism),
+            "num_steps_taken": self.num_steps_taken,
+            "model": {
+                name: tensor.detach()
+                for name, tensor in chain(self._model.named_parameters(), self._model.named_buffers())
+            },
+            "optimizer_class": f"{type(self._optimizer).__module__}.{type(self._optimizer).__qualname__}",
+            "optimizer": self._optimizer.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state of an earlier attempt with the same folder, before this attempt's first draw.
+
+        Args:
+          state: a result of `state_dict`; every process loads the same state.
+
+        Raises:
+          ConfigError: the state is of another mechanism, model or optimizer, steps were drawn before, as in
+            `state_dict`, or processes load different states.
+          ProcessFailed: another process has raised an error.
+        """
+        with failing_together(self._workers):
+            own = self.state_dict()
+            if self.num_steps_taken:
+                raise ConfigError(
+                    f"a state is loaded before the first draw; got {self.num_steps_taken} steps taken. Make "
+                    "a new training with the same folder, and load the state there"
+                )
+            if not isinstance(state, Mapping) or state.keys() != own.keys():
+                raise ConfigError(
+                    f"a state must be a result of PrivateTraining.state_dict(), with {', '.join(own)}; got "
+                    "other keys"
+                )
+            if changed := changed_numbers(state["mechanism"], own["mechanism"]):
+                raise ConfigError(
+                    f"the state is of another mechanism ({changed}). Load the state of this training"
+                )
+            if (saved := state["optimizer_class"]) != own["optimizer_class"]:
+                raise ConfigError(
+                    f"the state is of another optimizer, {saved}; got {own['optimizer_class']}. Load the "
+                    "state of this training"
+                )
+            forms = [{n: (t.shape, t.dtype) for n, t in each["model"].items()} for each in (state, own)]
+            if forms[0] != forms[1]:
+                names = [
+                    name for name in forms[0].keys() | forms[1] if forms[0].get(name) != forms[1].get(name)
+                ]
+                raise ConfigError(
+                    f"the state is of another model; {min(names)!r} differs in name, shape or dtype. Load "
+                    "the state of this training"
+                )
+            num_steps_taken = whole_number("num_steps_taken of the state", state["num_steps_taken"])
+            if not 0 <= num_steps_taken <= (num_steps := self.mechanism.num_steps):
+                raise ConfigError(f"num_steps_taken must be in 0 to {num_steps}; got {num_steps_taken}")
+            try:
+                self._optimizer.load_state_dict(state["optimizer"])
+            except ValueError as error:
+                raise ConfigError(f"the state is of another optimizer: {error}") from error
+            with torch.no_grad():
+                for name, tensor in own["model"].items():
+                    tensor.copy_(state["model"][name])
+            self.num_steps_taken, self._state = num_steps_taken, whole_state(self._model, modes=False)
+        self._workers.check_agreement(self._facts())
 
     def statement(self) -> str:
         """Return the guarantee of the current weights in words, with the promises that it depends on."""
@@ -353,11 +497,12 @@ class PrivateTraining:
         if self._mixes_no_records:
             promise = f"each of network and loss {PROMISE}"
         condition = numbers.rules.condition(numbers)
+        restarts = "" if self._restart_steps is None else f" and {self._restart_steps} repeated steps"
         return (
             f"ε = {epsilon_text(self.epsilon())} at δ = {delta_text(numbers.target_delta)}, label "
             f"{numbers.guarantee_label}, of the weights after {self.num_steps_taken} of {numbers.num_steps} "
-            f"steps, to {numbers.neighboring_relation}{condition and f', for {condition}'}. The author of "
-            f"the loop promises: {promise}; nothing else is released"
+            f"steps{restarts}, to {numbers.neighboring_relation}{condition and f', for {condition}'}. The "
+            f"author of the loop promises: {promise}; nothing else is released"
             + (". The training failed. ε does not cover the failure itself." if self._has_failed else ".")
         )
 
@@ -386,8 +531,39 @@ class PrivateTraining:
         shapes_and_dtypes = tuple((leaf.shape[2:], leaf.dtype) for leaf in leaves)
         self._loss_verdicts.of(self._model, self._loss, shapes_and_dtypes, check_loss)
 
+    @property
+    def _restart_steps(self) -> int | None:
+        return self.mechanism.num_restart_steps
+
+    def _facts(self) -> dict[str, str]:
+        """Return digests of everything in which the processes must agree, by name."""
+        mechanism, step, loader = self.mechanism, self._private_step, self._loader
+        facts = {
+            "numbers": [asdict(mechanism), step.groups_at_once, self._mixes_no_records, self.num_steps_taken],
+            "initial model": whole_state(self._model, modes=False, weights=True),
+            "optimizer": [type(self._optimizer), self._optimizer.state_dict()],
+            "records": [len(self._records), *((leaf.shape, leaf.dtype) for leaf in self._collate.first)],
+            "loader workers": [loader.num_workers, loader.prefetch_factor],
+        }
+        return {name: _digest(value) for name, value in facts.items()}
+
+    def _check_resumable(self) -> None:
+        self._check_drawable()
+        if self._restart_steps is None:
+            raise ConfigError(
+                "only a training with folder and num_restart_steps can be resumed, because repeated steps "
+                "are charged in advance. Set both, or keep only the weights with model.state_dict()"
+            )
+
+    def _check_group(self) -> None:
+        workers = current_workers()
+        if (workers.rank, workers.count) != (self._workers.rank, self._workers.count):
+            raise ConfigError(
+                f"a training stays in the process group in which it began, of {self._workers.count}; got one "
+                f"of {workers.count}. Call torch.distributed.init_process_group before make_private"
+            )
+
     def _check_drawable(self) -> None:
-        _check_single_process()
         self._check_running()
         if self._open is not None:
             raise ConfigError(
@@ -396,17 +572,24 @@ class PrivateTraining:
             )
 
     def _check_running(self) -> None:
+        """Raise ConfigError if the training has ended or changed its processes, which all processes know."""
+        self._check_group()
         if self._has_failed:
             raise ConfigError(
                 "this training has ended with an exception after records were drawn. The guarantee does not "
-                f"cover drawing again. Its ε counts {self.num_steps_taken} steps. Start a new training, and "
-                "add up both ε"
+                f"cover drawing again. Its ε counts {self.num_steps_taken} steps. "
+                + (
+                    "Resume it from a saved state"
+                    if self._attempt
+                    else "Start a new training, and add up both ε"
+                )
             )
 
     @contextmanager
     def _ending_if_it_fails(self) -> Iterator[None]:
         try:
-            yield
+            with failing_together(self._workers):
+                yield
         except BaseException:
             self._has_failed = True
             self._clear_gradients()
@@ -514,13 +697,36 @@ def _check_update(optimizer: Optimizer) -> None:
         raise ConfigError("SparseAdam requires sparse gradients, and noised gradients are dense. Use Adam")
 
 
-def _check_single_process() -> None:
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
+def _check_wrappers(*networks: nn.Module) -> None:
+    """Raise ConfigError if a network is wrapped by a class that sums gradients before they are clipped."""
+    for module in dict.fromkeys(module for network in networks for module in network.modules()):
+        for name in {cls.__name__ for cls in type(module).__mro__}.intersection(_WRAPPERS):
+            raise ConfigError(
+                f"{name} sums or splits gradients before they are clipped. Pass the network inside it, whole "
+                "in every process. make_private shares the groups, and sums their clipped gradients"
+            )
+
+
+def _check_launch() -> None:
+    """Raise ConfigError if torchrun has started several processes that do not know of each other."""
+    num_processes = int(os.environ.get("WORLD_SIZE", "1")) if "TORCHELASTIC_RUN_ID" in os.environ else 1
+    if num_processes > 1 and current_workers().count == 1:
         raise ConfigError(
-            "private training must run in one process; got a torch.distributed group of "
-            f"{distributed.get_world_size()}. Draws of several processes cost more than the stated ε"
+            f"torchrun has started {num_processes} processes, which would draw separately and cost more than "
+            "the stated ε. Call torch.distributed.init_process_group before make_private"
         )
+
+
+def _digest(value: Any) -> str:
+    """Return a digest of a value; of a tensor's numbers, and of the parts of dictionaries and lists."""
+    if isinstance(value, Tensor):
+        numbers = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+        return _digest([value.shape, value.dtype, hashlib.sha256(numbers.data).hexdigest()])
+    if isinstance(value, dict):
+        value = [(name, _digest(part)) for name, part in value.items()]
+    elif isinstance(value, list | tuple):
+        value = [_digest(part) for part in value]
+    return hashlib.sha256(repr(value).encode()).hexdigest()
 
 
 class _OneByOne(Dataset[Any]):

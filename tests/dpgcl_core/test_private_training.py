@@ -483,19 +483,34 @@ def test_loss_is_tried_again_where_modes_changed() -> None:
     assert training.num_steps_taken == 1
 
 
-def test_several_processes_are_refused_whenever_they_come(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_that_come_after_the_start_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     training = _training()
     views = next(draws := iter(training))
-    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    for call in (lambda: training.step(views), lambda: next(iter(training)), _training):
-        with pytest.raises(ConfigError, match=r"in one process; got a torch\.distributed group of 2"):
+    for name, value in (
+        ("is_initialized", True),
+        ("get_rank", 0),
+        ("get_world_size", 2),
+        ("get_backend", ""),
+    ):
+        monkeypatch.setattr(torch.distributed, name, lambda value=value: value)
+    for call in (lambda: training.step(views), lambda: next(iter(training))):
+        with pytest.raises(ConfigError, match=r"in which it began, of 1; got one of 2\. Call .*init_process"):
             call()
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 1)
     training.step(views)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    with pytest.raises(ConfigError, match="in one process"):
+    with pytest.raises(ConfigError, match="got one of 2"):
         next(draws)
+
+
+def test_torchrun_without_a_process_group_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process would draw for itself."""
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    _training()
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match=r"started 2 processes, .* Call .*init_process_group"):
+        _training()
 
 
 class _Half(DataLoader[Tensor]):
@@ -687,8 +702,8 @@ def test_method_without_disjoint_groups_is_refused() -> None:
         _training(mechanism)
 
 
-def test_shards_are_refused_because_there_is_one_process() -> None:
-    with pytest.raises(ConfigError, match=r"one process; got 2\. Use `trainers\.train`"):
+def test_shards_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"shards must be 1, .*; got 2\. Use `trainers\.train`"):
         _training(_mechanism(num_shards=2))
 
 
