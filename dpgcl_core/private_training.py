@@ -455,32 +455,12 @@ class PrivateTraining:
                     f"a state is loaded before the first draw; got {self.num_steps_taken} steps taken. Make "
                     "a new training with the same folder, and load the state there"
                 )
-            if not isinstance(state, Mapping) or state.keys() != own.keys():
+            _check_state(state, own)
+            num_steps_taken = whole_number("num_steps_taken", state["num_steps_taken"])
+            if not 0 <= num_steps_taken <= self.mechanism.num_steps:
                 raise ConfigError(
-                    f"a state must be a result of PrivateTraining.state_dict(), with {', '.join(own)}; got "
-                    "other keys"
+                    f"num_steps_taken must be in 0 to {self.mechanism.num_steps}; got {num_steps_taken}"
                 )
-            if changed := changed_numbers(state["mechanism"], own["mechanism"]):
-                raise ConfigError(
-                    f"the state is of another mechanism ({changed}). Load the state of this training"
-                )
-            if (saved := state["optimizer_class"]) != own["optimizer_class"]:
-                raise ConfigError(
-                    f"the state is of another optimizer, {saved}; got {own['optimizer_class']}. Load the "
-                    "state of this training"
-                )
-            forms = [{n: (t.shape, t.dtype) for n, t in each["model"].items()} for each in (state, own)]
-            if forms[0] != forms[1]:
-                names = [
-                    name for name in forms[0].keys() | forms[1] if forms[0].get(name) != forms[1].get(name)
-                ]
-                raise ConfigError(
-                    f"the state is of another model; {min(names)!r} differs in name, shape or dtype. Load "
-                    "the state of this training"
-                )
-            num_steps_taken = whole_number("num_steps_taken of the state", state["num_steps_taken"])
-            if not 0 <= num_steps_taken <= (num_steps := self.mechanism.num_steps):
-                raise ConfigError(f"num_steps_taken must be in 0 to {num_steps}; got {num_steps_taken}")
             try:
                 self._optimizer.load_state_dict(state["optimizer"])
             except ValueError as error:
@@ -705,6 +685,27 @@ def _check_wrappers(*networks: nn.Module) -> None:
                 f"{name} sums or splits gradients before they are clipped. Pass the network inside it, whole "
                 "in every process. make_private shares the groups, and sums their clipped gradients"
             )
+
+
+def _check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Raise ConfigError unless a state has the form of the training's own state."""
+    if not isinstance(state, Mapping) or state.keys() != own.keys():
+        raise ConfigError(
+            f"a state must be a result of PrivateTraining.state_dict(), with {', '.join(own)}; got other keys"
+        )
+    if changed := changed_numbers(state["mechanism"], own["mechanism"]):
+        raise ConfigError(f"the state is of another mechanism ({changed}). Load the state of this training")
+    if (saved := state["optimizer_class"]) != own["optimizer_class"]:
+        raise ConfigError(
+            f"the state is of another optimizer, {saved}; got {own['optimizer_class']}. Load the state of "
+            "this training"
+        )
+    then, now = ({n: (t.shape, t.dtype) for n, t in each["model"].items()} for each in (state, own))
+    if names := [name for name in {**now, **then} if then.get(name) != now.get(name)]:
+        raise ConfigError(
+            f"the state is of another model; {names[0]!r} differs in name, shape or dtype. Load the state of "
+            "this training"
+        )
 
 
 def _check_launch() -> None:

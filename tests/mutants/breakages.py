@@ -777,10 +777,45 @@ BREAKAGES = (
     Breakage(
         name="own loop: every process draws for itself",
         file="dpgcl_core/private_training.py",
-        before="distributed.get_world_size() > 1:\n",
-        after="distributed.get_world_size() > 2:\n",
+        before="    if num_processes > 1 and",
+        after="    if num_processes > 2 and",
         tests=(
-            "tests/dpgcl_core/test_private_training.py::test_several_processes_are_refused_whenever_they_come",
+            "tests/dpgcl_core/test_private_training.py::test_torchrun_without_a_process_group_is_refused",
+        ),
+    ),
+    Breakage(
+        name="own loop: processes with different models train together",
+        file="dpgcl_core/workers.py",
+        before="        if names:\n",
+        after="        if len(names) > 1:\n",
+        tests=(
+            "tests/dpgcl_core/test_private_processes.py::test_processes_that_disagree_are_refused_in_all",
+        ),
+    ),
+    Breakage(
+        name="own loop: a draw is counted after it is made",
+        file="dpgcl_core/private_training.py",
+        before="                    if self._attempt is not None:\n"
+        "                        self._attempt.count_draw(self.num_steps_taken)\n"
+        "                    self.num_steps_taken += 1\n"
+        "                    batch = next(batch_iterator)\n",
+        after="                    batch = next(batch_iterator)\n"
+        "                    if self._attempt is not None:\n"
+        "                        self._attempt.count_draw(self.num_steps_taken)\n"
+        "                    self.num_steps_taken += 1\n",
+        tests=(
+            "tests/dpgcl_core/test_resumed_training.py"
+            "::test_killed_attempts_draw_no_more_than_counted_and_charged",
+        ),
+    ),
+    Breakage(
+        name="own loop: restarts repeat one step more than is charged",
+        file="dpgcl_core/attempts.py",
+        before="if num_drawn - step > num_restart_steps:",
+        after="if num_drawn - step > num_restart_steps + 1:",
+        tests=(
+            "tests/dpgcl_core/test_resumed_training.py"
+            "::test_older_state_lowers_no_count_and_repeats_at_most_r_steps",
         ),
     ),
     Breakage(

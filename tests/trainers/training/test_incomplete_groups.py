@@ -19,8 +19,8 @@ from dpgcl_core.methods.in_groups import DP_GCL, InGroups
 from dpgcl_core.noise.randomness import Draws
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage
 from dpgcl_core.workers import SingleWorker, current_workers
+from tests.processes import spawn
 from tests.trainers.conftest import add_clipped_sum, drawn_groups, make_config, make_data
-from tests.trainers.training.test_workers import _spawn
 from trainers.training.loop import train
 from trainers.training.step import prepare
 
@@ -143,7 +143,7 @@ def _train_and_save(rank: int, folder: Path) -> None:
 def test_two_workers_have_the_law_of_one_with_incomplete_groups(tmp_path: Path) -> None:
     one = train(_config(), make_data())
     expected = torch.cat([p.detach().flatten() for p in trainable_parameters(one.encoder)])
-    _spawn(_train_and_save, 2, tmp_path)
+    spawn(_train_and_save, 2, tmp_path)
     saved = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     for other in saved:
         assert float((other["weights"] - expected).norm() / expected.norm()) < 1e-5

@@ -16,9 +16,9 @@ from dpgcl_core.release.noised_counts import split_public
 from dpgcl_core.sampling.slot_table import SlotTable
 from dpgcl_core.sampling.slots import ShardedGroups
 from dpgcl_core.workers import SingleWorker, current_workers
+from tests.processes import spawn
 from tests.trainers.conftest import make_config, make_data, make_held_out, make_records, make_slots
 from tests.trainers.training.test_averaging import _weights
-from tests.trainers.training.test_workers import _spawn
 from trainers import ray_worker
 from trainers.config.training import EvaluationConfig, PerformanceConfig, TrainingConfig
 from trainers.data.dataset import TrainingData
@@ -64,7 +64,7 @@ def test_two_workers_with_a_shard_each_have_the_law_of_one_with_both(
     """With the same draws: no group is counted twice or left out, and there is one noise, in two shares."""
     monkeypatch.setattr(chunked_draw, "PART", 500)
     one = train(_config(num_records_public=61), _data())
-    _spawn(_train_and_save, 2, tmp_path, has_all)
+    spawn(_train_and_save, 2, tmp_path, has_all)
     saved = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2)]
     expected = _weights(one.encoder)
     assert torch.equal(saved[0]["weights"], saved[1]["weights"])
@@ -96,7 +96,7 @@ def _checkpoints(folder: Path) -> CheckpointFolder:
 @pytest.mark.ci
 def test_shards_resume_on_another_number_of_workers(tmp_path: Path) -> None:
     whole = train(_config(num_records_public=61), _data())
-    _spawn(_train_half, 2, tmp_path)
+    spawn(_train_half, 2, tmp_path)
     resumed = train(_config(num_records_public=61), _data(), checkpoints=_checkpoints(tmp_path))
     assert resumed.metrics["num_steps_charged"] < 2 * 6
     expected = _weights(whole.encoder)
