@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from dpgcl_core.clipping import clipper as clipping
 from dpgcl_core.clipping.clipper import GroupClipper
@@ -25,6 +26,7 @@ from dpgcl_core.clipping.types import GroupInputs, Objective, no_sum, trainable_
 from dpgcl_core.errors import ConfigError, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import default_delta
+from dpgcl_core.private_training import PrivateTraining
 from dpgcl_core.workers import SingleWorker, Workers
 from trainers.config.networks import (
     AnyNetworkConfig,
@@ -382,6 +384,34 @@ class OurStep:
             errors.append(relative_errors(encoder, actual, exact))
         whole, parameter = (statistics.median(each) for each in zip(*errors, strict=True))
         return Check(relative_error=whole, parameter_error=parameter, paths=dict(report.paths))
+
+
+class OwnLoopStep:
+    """The private step of a user's own loop, on random views.
+
+    Args:
+      task: the network and loss, and the number of records per step.
+      views_per_microbatch: views passed at once, in whole groups.
+    """
+
+    def __init__(self, task: Task, views_per_microbatch: int) -> None:
+        torch.set_num_threads(task.threads)
+        self.views_per_microbatch, config = views_per_microbatch, task.config(views_per_microbatch)
+        encoder = starting_encoder(config, task.image_shape)
+        views = torch.rand(task.expected_batch_size, task.num_views, *task.image_shape)
+        self._training = PrivateTraining(
+            config.mechanism,
+            encoder,
+            build_optimizer(config.optimizer, trainable_parameters(encoder)),
+            DataLoader(TensorDataset(views), batch_size=task.expected_batch_size),
+            loss=task_of(config).objective(config, encoder, config.network),
+            max_groups_at_once=task.groups_at_once(views_per_microbatch),
+            mixes_no_records=True,
+        )
+        self._draws = iter(self._training)
+
+    def take(self) -> None:
+        self._training.step(next(self._draws))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 
     python benchmarks/workers.py                          # small_cnn and resnet18, with a dated file
     python benchmarks/workers.py --models small_cnn --expected-batch-size 256 --json
+    python benchmarks/workers.py --models resnet18 --own-loop --one-worker-threads 1    # make_private's loop
 
 Workers are processes of a `torch.distributed` gloo group, as Ray Train starts them. Every step shares the
 groups. Each worker gets the sum of the clipped gradients in its share of the weights, adds noise there and
@@ -32,7 +33,7 @@ from torch.multiprocessing.spawn import spawn
 
 from benchmarks import harness
 from benchmarks.harness import Output, Page, in_turn, print_line
-from benchmarks.steps import ImageTask, OurStep
+from benchmarks.steps import ImageTask, OurStep, OwnLoopStep, Step
 from dpgcl_core.errors import exit_on_bad_input
 from dpgcl_core.workers import current_workers
 
@@ -52,8 +53,12 @@ class Options(Output):
     """B, records per step of all workers together; by default 1,024, or 64 for resnet18."""
     threads: int = dataclasses.field(default_factory=harness.default_threads)
     """Total number of threads, divided among the workers."""
+    one_worker_threads: int | None = None
+    """Threads of the single worker; by default all."""
     num_workers: int = 2
     """W, workers of the second arrangement."""
+    own_loop: bool = False
+    """Measure the steps of a user's own loop (`make_private`) instead of those of the training loop."""
     rounds: int = 3
     """Rounds of each arrangement, taken in turn."""
     steps: int = 3
@@ -64,12 +69,13 @@ class Options(Output):
 
 def measure(options: Options, model: str) -> dict[str, Any]:
     """Return the median seconds per step of both arrangements, and their ratio."""
-    arrangements = {1: options.threads, options.num_workers: max(1, options.threads // options.num_workers)}
+    one_worker_threads = options.one_worker_threads or options.threads
+    arrangements = {1: one_worker_threads, options.num_workers: max(1, options.threads // options.num_workers)}
     size = options.views_per_microbatch or MICROBATCH[model]
 
     def seconds(count: int) -> list[float]:
         task = _task(options, model, arrangements[count])
-        step_seconds = _seconds(task, size, count, options.steps)
+        step_seconds = _seconds(task, size, count, options.steps, options.own_loop)
         print_line(f"  {model}: {count} × {task.threads} threads: {statistics.median(step_seconds):.3f} s")
         return step_seconds
 
@@ -79,6 +85,7 @@ def measure(options: Options, model: str) -> dict[str, Any]:
     return {
         **dataclasses.asdict(_task(options, model, arrangements[options.num_workers])),
         "views_per_microbatch": size,
+        "own_loop": options.own_loop,
         "num_workers": options.num_workers,
         "threads_of_one_worker": arrangements[1],
         "threads_per_worker": arrangements[options.num_workers],
@@ -99,23 +106,36 @@ def _task(options: Options, model: str, threads: int) -> ImageTask:
     )
 
 
-def _seconds(task: ImageTask, views_per_microbatch: int, count: int, steps: int) -> list[float]:
+def _seconds(
+    task: ImageTask, views_per_microbatch: int, count: int, steps: int, is_own_loop: bool
+) -> list[float]:
     """Return the seconds of each timed step of `count` worker processes."""
     with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
         file = Path(folder) / "seconds.json"
-        arguments = (count, _free_port(), task, views_per_microbatch, steps, str(file))
+        arguments = (count, _free_port(), task, views_per_microbatch, steps, is_own_loop, str(file))
         spawn(_work, args=arguments, nprocs=count)
         found: list[float] = json.loads(file.read_text())
     return found
 
 
 def _work(
-    rank: int, count: int, port: int, task: ImageTask, views_per_microbatch: int, steps: int, file: str
+    rank: int,
+    count: int,
+    port: int,
+    task: ImageTask,
+    views_per_microbatch: int,
+    steps: int,
+    is_own_loop: bool,
+    file: str,
 ) -> None:
     """Run one worker; the first writes the times. As in trainings, a single worker has no process group."""
     if count > 1:
         dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=count)
-    step = OurStep(task, views_per_microbatch, current_workers())
+    step: Step
+    if is_own_loop:
+        step = OwnLoopStep(task, views_per_microbatch)
+    else:
+        step = OurStep(task, views_per_microbatch, current_workers())
     step.take()
     times = []
     for _ in range(steps):

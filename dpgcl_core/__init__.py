@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dpgcl_core.accounting.tuning.trial_release import TrialClass as TrialClass
     from dpgcl_core.clipping.clipper import GroupClipper as GroupClipper
     from dpgcl_core.clipping.cross_record import refuse_cross_record as refuse_cross_record
+    from dpgcl_core.clipping.full_precision import is_low_precision_off as is_low_precision_off
     from dpgcl_core.clipping.parts import ClippingParts as ClippingParts
     from dpgcl_core.clipping.types import GroupInputs as GroupInputs
     from dpgcl_core.clipping.types import GroupReport as GroupReport

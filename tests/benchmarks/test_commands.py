@@ -125,11 +125,12 @@ def test_ratio_is_the_median_of_the_rounds() -> None:
     assert ratios["memory_ratio"] == pytest.approx(1.2)
 
 
+@pytest.mark.parametrize("loop", ["", "--own-loop --one-worker-threads 1"])
 def test_workers_compares_two_arrangements(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    loop: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = "--models tiny_cnn --expected-batch-size 16 --group-size 2 --rounds 1 --steps 1 --threads 1"
-    monkeypatch.setattr(sys, "argv", ["workers.py", *arguments.split(), "--json"])
+    monkeypatch.setattr(sys, "argv", ["workers.py", *f"{arguments} {loop}".split(), "--json"])
     assert workers.main() == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
     assert (row["threads_of_one_worker"], row["num_workers"], row["threads_per_worker"]) == (1, 2, 1)

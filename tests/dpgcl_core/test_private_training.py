@@ -24,6 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from dpgcl_core.clipping.full_precision import is_low_precision_off
 from dpgcl_core.clipping.types import num_trainable, trainable_parameters
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.info_nce import two_view_group_loss
@@ -833,6 +834,90 @@ def test_learning_rate_schedule_is_no_closure() -> None:
         training.step(views)
         schedule.step()
     assert optimizer.param_groups[0]["lr"] == 0.125
+
+
+class DistributedDataParallel(nn.Module):
+    """Has only the name: the class itself needs a process group."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, values: Tensor) -> Tensor:
+        return self.module(values)  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("wrapper", [DistributedDataParallel, nn.DataParallel])
+@pytest.mark.parametrize("is_in_loss", [True, False])
+def test_wrapper_that_sums_gradients_is_refused_by_name(wrapper: Any, is_in_loss: bool) -> None:
+    model = _model()
+    wrapped = wrapper(model)
+    with pytest.raises(ConfigError, match=rf"{wrapper.__name__} sums or splits gradients.* network inside it"):
+        _training(model=model if is_in_loss else wrapped, loss=_loss(wrapped if is_in_loss else model))
+
+
+@pytest.mark.parametrize("mixes_no_records", [True, False])
+def test_autocast_in_the_loss_takes_the_steps_up_to_its_rounding(
+    mixes_no_records: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Gradients in float32, clipped to C; groups pass together although their passes round."""
+    weights, sums = [], []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = _model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+        def losses(views: Tensor, model: nn.Module = model, dtype: torch.dtype = dtype) -> Tensor:
+            is_on = dtype != torch.float32 and not is_low_precision_off()
+            with torch.autocast("cpu", torch.bfloat16, enabled=is_on):
+                embeddings = model(views.flatten(0, 2)).float()
+            is_cast.append(is_on)
+            return two_view_group_loss(
+                normalize(embeddings.unflatten(0, views.shape[:3]), dim=-1), temperature=0.05
+            )
+
+        is_cast = list[bool]()
+        training = _training(
+            _mechanism(noise_multiplier=1e-2, l2_clip_norm=0.1),
+            model,
+            optimizer,
+            loss=losses,
+            mixes_no_records=mixes_no_records,
+        )
+        views = next(iter(training))
+        before = _flat(model)
+        with torch.autocast("cpu", torch.float16):  # around a step it has no effect
+            training.step(views)
+        weights.append(_flat(model))
+        sums.append((before - weights[-1]) * training.mechanism.divisor)
+        assert float(sums[-1].norm()) <= len(views) * 0.1 + 1e-3 * 10
+        assert any(is_cast) == (dtype == torch.bfloat16)
+    assert 0 < float((sums[0] - sums[1]).norm()) < 0.05 * float(sums[0].norm())
+    assert not caplog.records  # no way is slower
+
+
+@pytest.mark.parametrize("mixes_no_records", [True, False])
+def test_compiled_model_takes_the_same_steps(mixes_no_records: bool) -> None:
+    weights = []
+    for is_compiled in (False, True):
+        model = _model()
+        network = torch.compile(model, backend="aot_eager") if is_compiled else model
+        training = _training(model=network, loss=_loss(network), mixes_no_records=mixes_no_records)
+        for views in training:
+            training.step(views)
+        weights.append(_flat(model))
+    torch.testing.assert_close(weights[0], weights[1])
+
+
+def test_accumulated_groups_give_the_sum_of_one_pass() -> None:
+    weights = []
+    for at_once in (None, 1, 2):
+        model = _model()
+        training = _training(model=model, mixes_no_records=True, max_groups_at_once=at_once)
+        for views in training:
+            training.step(views)
+        weights.append(_flat(model))
+    for other in weights[1:]:
+        torch.testing.assert_close(other, weights[0])
 
 
 def test_draw_of_two_threads_has_one_step() -> None:

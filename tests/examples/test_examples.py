@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import runpy
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
+from dpgcl_core.attempts import Attempts, DrawCounts
 from dpgcl_core.mechanism import registry
 from dpgcl_core.mechanism.method import LossSettings
 from dpgcl_core.mechanism.registry import METHODS, method_named
+from tests.processes import free_port
 from tests.programs import ROOT, run_program
 from tests.sweeps.support import train_here
 
@@ -44,6 +47,35 @@ def test_own_loop_is_short_and_meets_its_target() -> None:
     assert len(text.splitlines()) <= 30
     said = _run("own_loop.py")
     (epsilon,) = re.findall(r"^ε = (\d+\.\d+) at δ = 6\.6e-05$", said, re.MULTILINE)
+    assert 7.9 < float(epsilon) <= 8.0
+
+
+@pytest.mark.ci
+def test_own_loop_in_two_processes_is_resumed_and_meets_its_target(tmp_path: Path) -> None:
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    statements = []
+    for _ in range(2):
+        done = subprocess.run(
+            [*launch, f"--master-port={free_port()}", str(EXAMPLES / "own_loop_processes.py"), str(tmp_path)],
+            cwd=ROOT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        statements += re.findall(r"^ε = (\d\.\d+) .* after 50 of 50 steps and 10 repeated", done.stdout, re.M)
+    assert len(statements) == 2
+    assert len(set(statements)) == 1
+    assert 7.9 < float(statements[0]) <= 8.0
+    assert Attempts(tmp_path / "attempts").total() == DrawCounts(num_attempts=1, num_steps=50)
+
+
+@pytest.mark.ci
+def test_own_loop_in_lightning_is_short_and_meets_its_target() -> None:
+    pytest.importorskip("pytorch_lightning")
+    assert len((EXAMPLES / "own_loop_lightning.py").read_text(encoding="utf-8").splitlines()) <= 40
+    (epsilon,) = re.findall(r"^ε = (\d+\.\d+)$", _run("own_loop_lightning.py"), re.MULTILINE)
     assert 7.9 < float(epsilon) <= 8.0
 
 
