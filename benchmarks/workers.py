@@ -70,7 +70,10 @@ class Options(Output):
 def measure(options: Options, model: str) -> dict[str, Any]:
     """Return the median seconds per step of both arrangements, and their ratio."""
     one_worker_threads = options.one_worker_threads or options.threads
-    arrangements = {1: one_worker_threads, options.num_workers: max(1, options.threads // options.num_workers)}
+    arrangements = {
+        1: one_worker_threads,
+        options.num_workers: max(1, options.threads // options.num_workers),
+    }
     size = options.views_per_microbatch or MICROBATCH[model]
 
     def seconds(count: int) -> list[float]:

@@ -212,7 +212,7 @@ class PrivateTraining:
     """One private training; iterate over it and call `step` once for every batch of groups.
 
     Attributes:
-      num_steps_taken: number of steps drawn, taken or not, since the training or the loaded state began.
+      num_steps_taken: number of steps drawn, taken or not. A loaded state sets it to the state's number.
     """
 
     def __init__(
@@ -407,8 +407,7 @@ class PrivateTraining:
         the first step, and inf without noise. Source: privacy loss distributions (Koskela et
         al. 2020; Doroshenko et al. 2022).
         """
-        charged = self.num_steps_taken if self._restart_steps is None else self.mechanism.num_steps_charged
-        steps = charged if num_steps is None else whole_number("num_steps", num_steps)
+        steps = self._num_steps_charged if num_steps is None else whole_number("num_steps", num_steps)
         if steps < 0:
             raise ConfigError(f"num_steps must not be negative; got {steps}")
         if not steps:
@@ -461,15 +460,15 @@ class PrivateTraining:
                 raise ConfigError(
                     f"num_steps_taken must be in 0 to {self.mechanism.num_steps}; got {num_steps_taken}"
                 )
+        self._workers.check_agreement({"state": _digest(dict(state))})
+        with self._ending_if_it_fails(), torch.no_grad():
             try:
                 self._optimizer.load_state_dict(state["optimizer"])
             except ValueError as error:
                 raise ConfigError(f"the state is of another optimizer: {error}") from error
-            with torch.no_grad():
-                for name, tensor in own["model"].items():
-                    tensor.copy_(state["model"][name])
+            for name, tensor in own["model"].items():
+                tensor.copy_(state["model"][name])
             self.num_steps_taken, self._state = num_steps_taken, whole_state(self._model, modes=False)
-        self._workers.check_agreement(self._facts())
 
     def statement(self) -> str:
         """Return the guarantee of the current weights in words, with the promises that it depends on."""
@@ -515,15 +514,20 @@ class PrivateTraining:
     def _restart_steps(self) -> int | None:
         return self.mechanism.num_restart_steps
 
+    @property
+    def _num_steps_charged(self) -> int:
+        """The number of steps in ε: T + R, or the steps drawn so far if nothing is charged in advance."""
+        return self.num_steps_taken if self._restart_steps is None else self.mechanism.num_steps_charged
+
     def _facts(self) -> dict[str, str]:
         """Return digests of everything in which the processes must agree, by name."""
         mechanism, step, loader = self.mechanism, self._private_step, self._loader
         facts = {
-            "numbers": [asdict(mechanism), step.groups_at_once, self._mixes_no_records, self.num_steps_taken],
+            "numbers": [asdict(mechanism), step.groups_at_once, self._mixes_no_records],
             "initial model": whole_state(self._model, modes=False, weights=True),
             "optimizer": [type(self._optimizer), self._optimizer.state_dict()],
             "records": [len(self._records), *((leaf.shape, leaf.dtype) for leaf in self._collate.first)],
-            "loader workers": [loader.num_workers, loader.prefetch_factor],
+            "number of loader workers": [loader.num_workers, loader.prefetch_factor],
         }
         return {name: _digest(value) for name, value in facts.items()}
 
@@ -557,12 +561,8 @@ class PrivateTraining:
         if self._has_failed:
             raise ConfigError(
                 "this training has ended with an exception after records were drawn. The guarantee does not "
-                f"cover drawing again. Its ε counts {self.num_steps_taken} steps. "
-                + (
-                    "Resume it from a saved state"
-                    if self._attempt
-                    else "Start a new training, and add up both ε"
-                )
+                f"cover drawing again. Its ε counts {self._num_steps_charged} steps. "
+                + ("Start a new training, and add up both ε" if self._restart_steps is None else "Resume it")
             )
 
     @contextmanager

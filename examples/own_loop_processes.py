@@ -1,6 +1,6 @@
 """The training of own_loop.py in several processes, which continues where it was stopped.
 
-    torchrun --nproc-per-node 2 examples/own_loop_processes.py FOLDER
+torchrun --nproc-per-node 2 examples/own_loop_processes.py FOLDER
 """
 
 import sys

@@ -29,6 +29,7 @@ class WatchedWorkers:
 
     def __init__(self, inner: Workers, mechanism: Mechanism) -> None:
         self.inner, self.rank, self.count = inner, inner.rank, inner.count
+        self.check_failures, self.check_agreement = inner.check_failures, inner.check_agreement
         self.mechanism = mechanism
         self.clean: list[Tensor] = []
         self._waits = True

@@ -196,7 +196,9 @@ def _disagree(rank: int, folder: Path) -> None:
         "numbers": lambda model: {"num_steps": 11},
         "records": lambda model: {"loader": DataLoader(_Fewer(), batch_size=12), "num_records_public": 60},
         "records ": lambda model: {"loader": DataLoader(_Wider(), batch_size=12)},
-        "loader workers": lambda model: {"loader": DataLoader(_Records(), batch_size=12, num_workers=1)},
+        "number of loader workers": lambda model: {
+            "loader": DataLoader(_Records(), batch_size=12, num_workers=1)
+        },
     }
     for name, change in changes.items():
         given = {"num_records_public": 60} if name == "records" else {}
@@ -267,7 +269,7 @@ def _resume(rank: int, folder: Path) -> None:
     state = torch.load(folder / f"state-{rank}.pt")
     if rank:
         state["num_steps_taken"] = 0
-    with pytest.raises(ConfigError, match="must have the same numbers"):
+    with pytest.raises(ConfigError, match="must have the same state"):
         _restarted(folder, rank, state)
 
 

@@ -852,7 +852,9 @@ class DistributedDataParallel(nn.Module):
 def test_wrapper_that_sums_gradients_is_refused_by_name(wrapper: Any, is_in_loss: bool) -> None:
     model = _model()
     wrapped = wrapper(model)
-    with pytest.raises(ConfigError, match=rf"{wrapper.__name__} sums or splits gradients.* network inside it"):
+    with pytest.raises(
+        ConfigError, match=rf"{wrapper.__name__} sums or splits gradients.* network inside it"
+    ):
         _training(model=model if is_in_loss else wrapped, loss=_loss(wrapped if is_in_loss else model))
 
 
@@ -861,7 +863,7 @@ def test_autocast_in_the_loss_takes_the_steps_up_to_its_rounding(
     mixes_no_records: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Gradients in float32, clipped to C; groups pass together although their passes round."""
-    weights, sums = [], []
+    sums, is_cast = list[Tensor](), list[bool]()
     for dtype in (torch.float32, torch.bfloat16):
         model = _model()
         optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -875,9 +877,8 @@ def test_autocast_in_the_loss_takes_the_steps_up_to_its_rounding(
                 normalize(embeddings.unflatten(0, views.shape[:3]), dim=-1), temperature=0.05
             )
 
-        is_cast = list[bool]()
         training = _training(
-            _mechanism(noise_multiplier=1e-2, l2_clip_norm=0.1),
+            _mechanism(noise_multiplier=0.0, l2_clip_norm=0.1),
             model,
             optimizer,
             loss=losses,
@@ -887,9 +888,8 @@ def test_autocast_in_the_loss_takes_the_steps_up_to_its_rounding(
         before = _flat(model)
         with torch.autocast("cpu", torch.float16):  # around a step it has no effect
             training.step(views)
-        weights.append(_flat(model))
-        sums.append((before - weights[-1]) * training.mechanism.divisor)
-        assert float(sums[-1].norm()) <= len(views) * 0.1 + 1e-3 * 10
+        sums.append((before - _flat(model)) * training.mechanism.divisor)
+        assert float(sums[-1].norm()) <= len(views) * 0.1
         assert any(is_cast) == (dtype == torch.bfloat16)
     assert 0 < float((sums[0] - sums[1]).norm()) < 0.05 * float(sums[0].norm())
     assert not caplog.records  # no way is slower
