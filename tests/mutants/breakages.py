@@ -724,8 +724,8 @@ BREAKAGES = (
     Breakage(
         name="own loop: two threads take one draw",
         file="dpgcl_core/private_training.py",
-        before="        with self._lock:\n            self._step(inputs)\n",
-        after="        self._step(inputs)\n",
+        before="        with self._lock:\n            self._check_running()\n",
+        after="        if True:\n            self._check_running()\n",
         tests=("tests/dpgcl_core/test_private_training.py::test_draw_of_two_threads_has_one_step",),
     ),
     Breakage(
