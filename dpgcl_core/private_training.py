@@ -37,10 +37,10 @@ A call that is refused before the first pass leaves the draw open: it has read o
 *Several processes.* The proposition holds for a `torch.distributed` group of W processes with one draw and
 one noise draw in total, and every process applies the same gradient. *Proof.* The first process counts the
 draw, draws the groups and distributes them whole. The block of a draw ends with an exchange of failures
-(`dpgcl_core.workers`), so no process passes a group of a draw that is not counted. `PrivateStep.take` sums at
-the first process, adds its one noise draw there and shares the noisy sum. Each of these exchanges begins, and
-the block ends, with an exchange of failures. So an exception in one process before the noisy sum is shared
-reaches all processes before the update, which none applies. An exception in an update follows the noise. It
+(`dpgcl_core.workers`), so no process passes a group of a draw that is not counted. `PrivateStep.take` sums
+each coordinate at one process, adds its noise there, once, and shares the noisy sum. Each of these exchanges
+begins, and the block ends, with an exchange of failures. So an exception in one process before the noisy sum
+is shared reaches all processes before the update, which none applies. An exception in an update follows the noise. It
 reaches the others at the end of the block. Either way the training has ended in all processes. They began
 with the same weights, data and numbers (`check_agreement`), and with one group of processes (`_check_group`),
 so they all take part in the same exchanges. ∎
@@ -448,13 +448,13 @@ class PrivateTraining:
           ProcessFailed: another process has raised an error.
         """
         with failing_together(self._workers):
-            own = self.state_dict()
+            own_state = self.state_dict()
             if self.num_steps_taken:
                 raise ConfigError(
                     f"a state is loaded before the first draw; got {self.num_steps_taken} steps taken. Make "
                     "a new training with the same folder, and load the state there"
                 )
-            _check_state(state, own)
+            _check_state(state, own_state)
             num_steps_taken = whole_number("num_steps_taken", state["num_steps_taken"])
             if not 0 <= num_steps_taken <= self.mechanism.num_steps:
                 raise ConfigError(
@@ -687,20 +687,20 @@ def _check_wrappers(*networks: nn.Module) -> None:
             )
 
 
-def _check_state(state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def _check_state(state: Mapping[str, Any], own_state: Mapping[str, Any]) -> None:
     """Raise ConfigError unless a state has the form of the training's own state."""
-    if not isinstance(state, Mapping) or state.keys() != own.keys():
+    if not isinstance(state, Mapping) or state.keys() != own_state.keys():
         raise ConfigError(
-            f"a state must be a result of PrivateTraining.state_dict(), with {', '.join(own)}; got other keys"
+            f"a state must be a result of PrivateTraining.state_dict(), with {', '.join(own_state)}; got other keys"
         )
-    if changed := changed_numbers(state["mechanism"], own["mechanism"]):
+    if changed := changed_numbers(state["mechanism"], own_state["mechanism"]):
         raise ConfigError(f"the state is of another mechanism ({changed}). Load the state of this training")
-    if (saved := state["optimizer_class"]) != own["optimizer_class"]:
+    if (saved := state["optimizer_class"]) != own_state["optimizer_class"]:
         raise ConfigError(
-            f"the state is of another optimizer, {saved}; got {own['optimizer_class']}. Load the state of "
+            f"the state is of another optimizer, {saved}; got {own_state['optimizer_class']}. Load the state of "
             "this training"
         )
-    then, now = ({n: (t.shape, t.dtype) for n, t in each["model"].items()} for each in (state, own))
+    then, now = ({n: (t.shape, t.dtype) for n, t in each["model"].items()} for each in (state, own_state))
     if names := [name for name in {**now, **then} if then.get(name) != now.get(name)]:
         raise ConfigError(
             f"the state is of another model; {names[0]!r} differs in name, shape or dtype. Load the state of "

@@ -75,18 +75,11 @@ def _save_noise(rank: int, folder: Path) -> None:
 
 
 @pytest.mark.ci
-<<<<<<< HEAD
 @pytest.mark.parametrize("count", [2, 4])
 def test_noise_is_drawn_once_for_all_workers(count: int, tmp_path: Path) -> None:
     spawn(_save_noise, count, tmp_path)
     noise, *others = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(count))
     assert all(torch.equal(noise, other) for other in others)
-=======
-def test_noise_is_drawn_once_for_all_workers(tmp_path: Path) -> None:
-    spawn(_save_noise, 2, tmp_path)
-    first, second = (torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in range(2))
-    assert torch.equal(first, second)
->>>>>>> 8dd840e0 (Tests: an own loop in several processes, killed and resumed)
     expected = make_config().mechanism.noise_multiplier * 1.0  # σ·C; drawn twice it would be √2 larger
     parts = noise.split(PART)
     assert len(parts) > count
