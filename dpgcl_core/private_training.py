@@ -466,7 +466,7 @@ class PrivateTraining:
                 self._optimizer.load_state_dict(state["optimizer"])
             except ValueError as error:
                 raise ConfigError(f"the state is of another optimizer: {error}") from error
-            for name, tensor in own["model"].items():
+            for name, tensor in own_state["model"].items():
                 tensor.copy_(state["model"][name])
             self.num_steps_taken, self._state = num_steps_taken, whole_state(self._model, modes=False)
 
