@@ -234,13 +234,13 @@ class ChargedAttempt:
             with replacing(self._numbers_file) as file:
                 file.write(json.dumps(self._numbers).encode())
         try:
-            stored_numbers = json.loads(self._numbers_file.read_text())
+            earlier_numbers = json.loads(self._numbers_file.read_text())
         except (FileNotFoundError, ValueError) as error:
             raise StorageError(
                 f"{self._numbers_file} is missing or damaged. Restore it, or start a new training in a new "
                 "folder"
             ) from error
-        if changed := changed_numbers(stored_numbers, self._numbers):
+        if changed := changed_numbers(earlier_numbers, self._numbers):
             raise ConfigError(
                 f"a training keeps its numbers when it is resumed; {self._numbers_file} has another "
                 f"{changed}. Set the numbers of the first attempt, or start a new training in a new folder"

@@ -403,9 +403,9 @@ class PrivateTraining:
     def epsilon(self, num_steps: int | None = None) -> float:
         """Return ε at the mechanism's δ after the steps drawn so far, or after `num_steps` steps.
 
-        If R = `num_restart_steps` is set, it is the ε of T + R steps, however many were drawn. It is 0 before
-        the first step, and inf without noise. Source: privacy loss distributions (Koskela et
-        al. 2020; Doroshenko et al. 2022).
+        If R = `num_restart_steps` is set, it is the ε of T + R steps, however many were drawn. Otherwise it
+        is 0 before the first step. It is inf without noise. Source: privacy loss distributions (Koskela et al.
+        2020; Doroshenko et al. 2022).
         """
         steps = self._num_steps_charged if num_steps is None else whole_number("num_steps", num_steps)
         if steps < 0:
@@ -691,14 +691,15 @@ def _check_state(state: Mapping[str, Any], own_state: Mapping[str, Any]) -> None
     """Raise ConfigError unless a state has the form of the training's own state."""
     if not isinstance(state, Mapping) or state.keys() != own_state.keys():
         raise ConfigError(
-            f"a state must be a result of PrivateTraining.state_dict(), with {', '.join(own_state)}; got other keys"
+            f"a state must be a result of PrivateTraining.state_dict(), with {', '.join(own_state)}; got "
+            "other keys"
         )
     if changed := changed_numbers(state["mechanism"], own_state["mechanism"]):
         raise ConfigError(f"the state is of another mechanism ({changed}). Load the state of this training")
     if (saved := state["optimizer_class"]) != own_state["optimizer_class"]:
         raise ConfigError(
-            f"the state is of another optimizer, {saved}; got {own_state['optimizer_class']}. Load the state of "
-            "this training"
+            f"the state is of another optimizer, {saved}; got {own_state['optimizer_class']}. Load the "
+            "state of this training"
         )
     then, now = ({n: (t.shape, t.dtype) for n, t in each["model"].items()} for each in (state, own_state))
     if names := [name for name in {**now, **then} if then.get(name) != now.get(name)]:

@@ -169,7 +169,7 @@ def _attempt(folder: Path, saved: Path, journal: Path, kill_at: int) -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("kill_at", range(1, 14))
+@pytest.mark.parametrize("kill_at", [2, 4, 5, 6, 8, 13])  # around the writes and draws of two steps
 def test_killed_attempts_draw_no_more_than_counted_and_charged(kill_at: int, tmp_path: Path) -> None:
     """Every attempt is killed at the same event, and starts from the last state or from none."""
     folder, journal, saved = (tmp_path / name for name in ("one", "journal", "saved.pt"))
