@@ -404,8 +404,8 @@ class PrivateTraining:
         """Return ε at the mechanism's δ after the steps drawn so far, or after `num_steps` steps.
 
         If R = `num_restart_steps` is set, it is the ε of T + R steps, however many were drawn. Otherwise it
-        is 0 before the first step. It is inf without noise. Source: privacy loss distributions (Koskela et al.
-        2020; Doroshenko et al. 2022).
+        is 0 before the first step. It is inf without noise. Source: privacy loss distributions (Koskela et
+        al. 2020; Doroshenko et al. 2022).
         """
         steps = self._num_steps_charged if num_steps is None else whole_number("num_steps", num_steps)
         if steps < 0:
