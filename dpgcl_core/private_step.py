@@ -59,7 +59,6 @@ from dpgcl_core.noise.chunked_draw import (
     add_in_parts,
     in_float32,
     part_noise,
-    part_noise_on_gpu,
     parts_of,
     start_part_noise,
 )
@@ -217,14 +216,15 @@ class PrivateStep:
     def _start_noise(self, step: int, noise: GaussianNoise, total: Tensor) -> PartNoise:
         """Return a function that draws the noise of each part of this worker's share of the sum.
 
-        A GPU draws the noise itself if the data are public. Otherwise CPU threads draw it while the GPU
-        computes the gradients, on which the noise does not depend. On a CPU the gradients use all threads and
-        most memory, so each part is drawn when it is added. A step that fails discards its unreleased noise.
+        A GPU draws each part itself when it is added, if the source has generators for it. Otherwise CPU
+        threads draw the noise while the GPU computes the gradients, on which the noise does not depend. On a
+        CPU the gradients use all threads and most memory, so each part is drawn when it is added. A step that
+        fails discards its unreleased noise.
         """
         if total.device.type == "cuda":
-            seed_of = partial(self.randomness.gpu_seed, step)
-            if seed_of("noise") is not None:
-                return part_noise_on_gpu(noise, seed_of, total.device)
+            gpu_generator_of = self.randomness.gpu_generators(total.device)
+            if gpu_generator_of is not None:
+                return part_noise(noise, gpu_generator_of, total.device)
         noise_of = part_noise(noise, partial(self.randomness.generator, step))
         if total.device.type == "cpu" or self.threads is None:
             return noise_of

@@ -94,8 +94,8 @@ class SameForEveryTensor(GaussianNoise):
 
     width: int = 1
 
-    def draw(self, num_coordinates: int, generator: Draws) -> Tensor:
-        return super().draw(self.width, generator).repeat(num_coordinates // self.width)
+    def draw(self, num_coordinates: int, generator: Draws | torch.Generator, gpu: Any = None) -> Tensor:
+        return super().draw(self.width, generator, gpu).repeat(num_coordinates // self.width)
 
 
 def _same_for_every_tensor(step: Step, mechanism: Mechanism) -> Step:

@@ -155,7 +155,7 @@ class NoiseOfTheRun:
     def is_exact(self) -> bool:
         return self.inner.is_exact
 
-    def gpu_seed(self, step: int, purpose: str) -> None:
+    def gpu_generators(self, device: torch.device) -> None:
         return None  # draws are stored and reused, which needs them on the CPU
 
     @property

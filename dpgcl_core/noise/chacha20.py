@@ -6,7 +6,8 @@ Distinguishing ChaCha20's output from uniform bits is believed to be computation
 generator has its own 256-bit key from the operating system, so one step's stream reveals nothing about
 another's, a repeated step is an independent draw, and nothing is stored, shared or replayed. Formally the
 guarantee then holds against computationally bounded adversaries, with the same ε and δ. Not protected are
-the machine's memory (Python cannot wipe a key) and timing, which depends on the draws, not on the data.
+the memory of machine and GPU (Python cannot wipe a key) and timing, which depends on the draws, not on the
+data.
 
 numpy's own `Generator` can take its bits from Python only through a callback per number. `SecureGenerator`
 therefore has only the methods that sampling, grouping and noise use, vectorised: a call of any other method
@@ -18,14 +19,16 @@ Finite words do not change any distribution noticeably (docs/theory/noise.md):
 - `permutation` sorts independent 64-bit keys, and draws all of them again if two are equal: every order is
   exactly equally likely.
 - `rounded_normal` returns normals rounded to whole numbers with exactly the right probabilities
-  (`dpgcl_core.noise.rounded_normal`).
+  (`dpgcl_core.noise.rounded_normal`). A GPU draws the same numbers (`dpgcl_core.noise.gpu_stream`).
 """
 
 from __future__ import annotations
 
+import logging
 import secrets
-from functools import partial
-from typing import Any, NoReturn
+from collections.abc import Callable
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,6 +36,11 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise.randomness import DrawSource, SecretRandomness, SeededNonPrivateRandomness
 from dpgcl_core.noise.rounded_normal import LARGEST_SCALE, PAIRS_AT_ONCE, Words, rounded_normals
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
 
 _KEY_BYTES = 32
 _FROM_ZERO = bytes(16)
@@ -47,8 +55,8 @@ _ZEROS = memoryview(bytes(16 * PAIRS_AT_ONCE))
 class SecureGenerator:
     """Uniform numbers, permutations and normals from one ChaCha20 stream; not to be shared by threads.
 
-    A closure holds the key, for the stream's additional bits. `repr` does not show it, and the generator can
-    be neither copied nor pickled.
+    Closures hold the key, for additional bits and for a draw on a GPU. `repr` does not show it, and the
+    generator can be neither copied nor pickled.
 
     Args:
       fixed_key_for_tests: a key of 32 bytes instead of the operating system's. Anyone who knows it can
@@ -79,7 +87,13 @@ class SecureGenerator:
             nonce = bytes(4) + (1).to_bytes(4, "little") + (start + pair).to_bytes(8, "little")
             return bytes(keystream(nonce).update(bytes(num_bytes)))
 
-        self._stream, self._additional_bytes = keystream(_FROM_ZERO), additional_bytes
+        def key_on(device: torch.device | str) -> torch.Tensor:
+            """Return the key in a new buffer on a device, int32 `[8]`."""
+            import torch
+
+            return torch.frombuffer(bytearray(key), dtype=torch.int32).to(device)
+
+        self._stream, self._additional_bytes, self._key_on = keystream(_FROM_ZERO), additional_bytes, key_on
         self._num_words_left = _MAX_WORDS
 
     def __repr__(self) -> str:
@@ -127,13 +141,45 @@ class SecureGenerator:
         Raises:
           ConfigError: `scale` is not between 2^-40 and 2^40.
         """
-        if not 1 / LARGEST_SCALE <= scale <= LARGEST_SCALE:
-            raise ConfigError(f"scale must be between 2^-40 and 2^40; got {scale}")
+        _check_scale(scale)
         multiples = np.empty(size)
         for start in range(0, size, 2 * PAIRS_AT_ONCE):
             additional_bytes = partial(self._additional_bytes, _MAX_WORDS - self._num_words_left)
             words = self._words(2 * PAIRS_AT_ONCE)
             rounded_normals(multiples[start : start + 2 * PAIRS_AT_ONCE], words, scale, additional_bytes)
+        return multiples
+
+    def rounded_normal_on(self, device: torch.device | str, size: int, scale: float, /) -> torch.Tensor:
+        """Return the draws of `rounded_normal`, bit for bit, computed on a GPU that `has_gpu_stream`.
+
+        The generator draws nothing else: its key goes to the device for this draw alone.
+
+        Raises:
+          ConfigError: `scale` is not between 2^-20 and 2^40, the generator has drawn before, the stream is
+            too short, or a CUDA graph is being captured.
+        """
+        import torch
+
+        from dpgcl_core.noise import gpu_stream
+
+        _check_scale(scale)
+        if self._num_words_left < _MAX_WORDS or size > _MAX_WORDS:
+            raise ConfigError(
+                f"a GPU draws at most {_MAX_WORDS} normals, from a generator that has drawn nothing; got "
+                f"{size} after {_MAX_WORDS - self._num_words_left} words. Use a new generator for every draw"
+            )
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise ConfigError(
+                "noise must not be drawn while a CUDA graph is captured, because each replay would repeat "
+                f"it; got a draw of {size} normals. Take private steps outside CUDA graphs"
+            )
+        try:
+            additional_bytes = partial(self._additional_bytes, 0)
+            multiples = gpu_stream.rounded_multiples(self._key_on(device), size, scale, additional_bytes)
+            if multiples is None:
+                multiples = torch.from_numpy(self.rounded_normal(size, scale)).to(device)
+        finally:
+            self._num_words_left = 0
         return multiples
 
     def _words(self, count: int) -> Words:
@@ -150,6 +196,30 @@ class SecureGenerator:
             part = output_bytes[start : start + len(_ZEROS)]
             self._stream.update_into(_ZEROS[: len(part)], part)
         return words
+
+
+def _check_scale(scale: float) -> None:
+    if not 1 / LARGEST_SCALE <= scale <= LARGEST_SCALE:
+        raise ConfigError(f"scale must be between 2^-40 and 2^40; got {scale}")
+
+
+@cache
+def has_gpu_stream(device: torch.device) -> bool:
+    """Return whether a GPU draws what the CPU draws from a known key; if not, log the reason, once."""
+    on_gpu, on_cpu = (SecureGenerator(fixed_key_for_tests=bytes(range(32))) for _ in range(2))
+    size, scale = 2 * PAIRS_AT_ONCE + 1, 2.0**31  # float64 cannot decide about 30 of these draws
+    try:
+        drawn = on_gpu.rounded_normal_on(device, size, scale).cpu().numpy()
+    except ConfigError:
+        raise  # a CUDA graph is being captured
+    except Exception as problem:  # Triton is not installed, or its compiler fails
+        reason = f"{type(problem).__name__}: {problem}"
+    else:
+        if drawn.tobytes() == on_cpu.rounded_normal(size, scale).tobytes():
+            return True
+        reason = "its draws differ from the CPU's"
+    logger.warning("drawing the noise of private data on the CPU, not on %s: %s", device, reason)
+    return False
 
 
 def _upper_bits(words: Words, num_bits: int) -> NDArray[np.float64]:
@@ -178,8 +248,8 @@ class SecureRandomness:
     def generator(self, step: int, purpose: str) -> SecureGenerator:
         return SecureGenerator()
 
-    def gpu_seed(self, step: int, purpose: str) -> None:
-        return None  # no GPU has the stream
+    def gpu_generators(self, device: torch.device) -> Callable[[str], SecureGenerator] | None:
+        return partial(self.generator, 0) if has_gpu_stream(device) else None
 
 
 def choose_randomness(

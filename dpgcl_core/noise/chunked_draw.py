@@ -63,14 +63,19 @@ def purpose_of(part: slice) -> str:
     return f"noise {index}" if index else "noise"
 
 
-def part_noise(law: GaussianNoise, generator_of: Callable[[str], Draws]) -> PartNoise:
+def part_noise(
+    law: GaussianNoise,
+    generator_of: Callable[[str], Draws | torch.Generator],
+    gpu: torch.device | str | None = None,
+) -> PartNoise:
     """Return a function that draws the noise of a part when it is called.
 
     Args:
       law: the law of the noise.
       generator_of: the secret generator of a purpose at this step, see `dpgcl_core.noise.randomness`.
+      gpu: the GPU that draws, with generators from `gpu_generators`; None for the CPU.
     """
-    return lambda part: law.draw(part.stop - part.start, generator_of(purpose_of(part)))
+    return lambda part: law.draw(part.stop - part.start, generator_of(purpose_of(part)), gpu)
 
 
 def start_part_noise(
@@ -96,26 +101,6 @@ def start_part_noise(
         return futures[thread].result()[row]
 
     return wait_for
-
-
-def part_noise_on_gpu(
-    law: GaussianNoise, seed_of: Callable[[str], int | None], device: torch.device | str
-) -> PartNoise:
-    """Return a function that draws the noise of a part on a GPU when it is called; for public data only.
-
-    Args:
-      law: the law of the noise.
-      seed_of: a fresh seed for a purpose at this step, see `dpgcl_core.noise.randomness`.
-      device: a GPU.
-    """
-
-    def noise_of(part: slice) -> Tensor:
-        seed = seed_of(purpose_of(part))
-        assert seed is not None
-        noise: Tensor = law.draw_on_gpu(part.stop - part.start, seed, device)
-        return noise
-
-    return noise_of
 
 
 def add_in_parts(

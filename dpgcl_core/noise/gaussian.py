@@ -81,39 +81,40 @@ class GaussianNoise:
             )
         return cls(std=charged_std, grid=grid)
 
-    def draw(self, num_coordinates: int, generator: Draws) -> Tensor:
-        """Return one draw for the whole flat parameter vector, float64 `[num_coordinates]`, on the CPU.
+    def draw(
+        self, num_coordinates: int, generator: Draws | torch.Generator, gpu: torch.device | str | None = None
+    ) -> Tensor:
+        """Return one draw for the whole flat parameter vector, float64 `[num_coordinates]`.
 
         One call covers every tensor, so no two tensors can share noise. Add the draw to a sum in float64, and
         round the noisy sum once. With a float32 draw some noisy sums would be impossible, and the data set
         would decide which.
 
+        Args:
+          num_coordinates: the length of the vector.
+          generator: a secret generator of this draw alone; a GPU's own generator, which is not
+            cryptographic, is for public data without a grid.
+          gpu: the GPU that computes and holds the draw, from a source's `gpu_generators`; None for the CPU.
+
         Raises:
           ConfigError: noise on a grid is not drawn by a `SecureGenerator`, or noise without one is.
         """
         if self.std == 0:
-            return torch.zeros(num_coordinates, dtype=torch.float64)
+            return torch.zeros(num_coordinates, dtype=torch.float64, device=gpu)
         if bool(self.grid) != isinstance(generator, SecureGenerator):
             raise ConfigError(
                 "noise must be on a grid exactly if a SecureGenerator draws it; got the grid "
                 f"{self.grid:g} and a {type(generator).__name__}. Use GaussianNoise.on_grid for it"
             )
+        if isinstance(generator, torch.Generator):
+            normals = torch.randn(num_coordinates, dtype=torch.float64, device=gpu, generator=generator)
+            return normals.mul_(self.std)
         if not isinstance(generator, SecureGenerator):
             return torch.from_numpy(generator.standard_normal(num_coordinates)).mul_(self.std)
-        multiples = generator.rounded_normal(num_coordinates, self.std / self.grid)
-        return torch.from_numpy(multiples).mul_(self.grid)
-
-    def draw_on_gpu(self, num_coordinates: int, seed: int, device: torch.device | str) -> Tensor:
-        """Return a draw in float64, without a grid, made by the device's own generator; for public data only.
-
-        Args:
-          num_coordinates: the number of coordinates of the part.
-          seed: a fresh seed of 63 bits.
-          device: a GPU; on a CPU, PyTorch keeps only 32 bits of a seed.
-        """
-        generator = torch.Generator(device).manual_seed(seed)
-        noise = torch.randn(num_coordinates, dtype=torch.float64, device=device, generator=generator)
-        return noise.mul_(self.std)
+        scale = self.std / self.grid
+        if gpu is not None:
+            return generator.rounded_normal_on(gpu, num_coordinates, scale).mul_(self.grid)
+        return torch.from_numpy(generator.rounded_normal(num_coordinates, scale)).mul_(self.grid)
 
     def add_rounded_once(self, total: Tensor, noise: Tensor) -> None:
         """Add a draw of noise to a clipped sum in place, both float64, and round the result to float32 once.
@@ -122,7 +123,7 @@ class GaussianNoise:
 
         Args:
           total: the sum before noise, `[num_coordinates]`, on any device.
-          noise: a draw of `draw` or `draw_on_gpu`, `[num_coordinates]`, on the device of `total`.
+          noise: a draw of `draw`, `[num_coordinates]`, on the device of `total`.
 
         Raises:
           ConfigError: the lengths of `total` and `noise` differ.

@@ -14,10 +14,14 @@ use the stream of `dpgcl_core.noise.chacha20`, where `choose_randomness` selects
 from __future__ import annotations
 
 import secrets
-from typing import Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Draws(Protocol):
@@ -50,8 +54,8 @@ class DrawSource(Protocol):
     def generator(self, step: int, purpose: str) -> Draws:
         """Return the draws of `purpose` ("sampling", "permutation", "noise" and the like) at `step`."""
 
-    def gpu_seed(self, step: int, purpose: str) -> int | None:
-        """Return a seed of 63 bits for a GPU's own generator; None if the CPU makes all draws."""
+    def gpu_generators(self, device: torch.device) -> Callable[[str], Draws | torch.Generator] | None:
+        """Return a function from purposes to fresh generators of a GPU's noise; None if the CPU draws all."""
 
 
 class SecretRandomness:
@@ -79,8 +83,10 @@ class SecretRandomness:
         entropy = np.random.SeedSequence(secrets.randbits(256), pool_size=8)
         return np.random.Generator(np.random.PCG64DXSM(entropy))
 
-    def gpu_seed(self, step: int, purpose: str) -> int:
-        return secrets.randbits(63)
+    def gpu_generators(self, device: torch.device) -> Callable[[str], torch.Generator]:
+        import torch  # imported here, because options are checked without loading torch
+
+        return lambda purpose: torch.Generator(device).manual_seed(secrets.randbits(63))
 
 
 class SeededNonPrivateRandomness:
@@ -103,5 +109,5 @@ class SeededNonPrivateRandomness:
         words = [self._seed, step, *purpose.encode()]
         return np.random.Generator(np.random.PCG64DXSM(np.random.SeedSequence(words)))
 
-    def gpu_seed(self, step: int, purpose: str) -> None:
+    def gpu_generators(self, device: torch.device) -> None:
         return None  # so that the run is the same on any device

@@ -42,7 +42,7 @@ PAIRS_AT_ONCE = 2**14
 TOLERANCE = 2.0**-42
 """More than the largest error of a normal computed in float64."""
 
-_SMALLEST, _LARGEST = 2.0**-20, 1 - 2.0**-19
+SMALLEST, LARGEST = 2.0**-20, 1 - 2.0**-19
 """The uniform numbers between which the error is below `TOLERANCE`."""
 
 _ADDED_BITS = 256
@@ -94,14 +94,14 @@ def rounded_normals(
     normals -= rounded
     np.abs(normals, out=normals)
     is_undecided = normals > 0.5 - TOLERANCE * scale
-    is_undecided |= (uniform < _SMALLEST) | (uniform > _LARGEST)
+    is_undecided |= (uniform < SMALLEST) | (uniform > LARGEST)
     for place in np.flatnonzero(is_undecided.ravel()[: len(multiples)]).tolist():
         is_sine, pair = divmod(place, num_pairs)
         words_of_pair = int(upper_bits[pair]), int(angle_words[pair])
-        multiples[place] = _nearest_integer(*words_of_pair, scale, is_sine, pair, additional_bytes)
+        multiples[place] = nearest_integer(*words_of_pair, scale, is_sine, pair, additional_bytes)
 
 
-def _nearest_integer(
+def nearest_integer(
     upper_bits: int, angle_word: int, scale: float, is_sine: int, pair: int, additional_bytes: AdditionalBytes
 ) -> int:
     """Return the integer nearest to the real number of a pair, by interval arithmetic."""
