@@ -10,6 +10,7 @@ import dataclasses
 import math
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +25,8 @@ from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.layers import GroupNormRule
 from dpgcl_core.clipping.one_pass import as_layers_run
 from dpgcl_core.clipping.types import no_sum, trainable_parameters
-from dpgcl_core.noise.chacha20 import SecureGenerator
+from dpgcl_core.noise.chacha20 import SecureGenerator, has_gpu_stream
+from dpgcl_core.noise.chunked_draw import PART
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.workers import SingleWorker
 from trainers.config.nodes import OptimizerConfig
@@ -391,7 +393,8 @@ def noise_of_the_device_is_normal(task: ImageTask) -> Numbers:
     """Noise that the device draws itself has the mechanism's law, and every seed its own."""
     found, size, law = {}, 400_000, GaussianNoise(std=1.5)
     seeds = (1, 2**62 + 1) if task.device == "cuda" else (1, 2)  # a CPU keeps the low 32 bits alone
-    drawn = [law.draw_on_gpu(size, seed, task.device) / law.std for seed in seeds]
+    generators = [torch.Generator(task.device).manual_seed(seed) for seed in seeds]
+    drawn = [law.draw(size, generator, task.device) / law.std for generator in generators]
     for number, noise in enumerate(drawn):
         for power, moment in ((1, 0.0), (2, 1.0), (3, 0.0), (4, 3.0)):
             deviation = math.sqrt(math.prod(range(1, 2 * power, 2)) / size)  # E z^2k is (2k − 1)!!
@@ -400,6 +403,26 @@ def noise_of_the_device_is_normal(task: ImageTask) -> Numbers:
             found[name] = at_most(name, distance / deviation, 6)
     correlation = abs(float((drawn[0] * drawn[1]).mean())) * math.sqrt(size)
     found["correlation of seeds, in its deviations"] = at_most("the correlation of seeds", correlation, 6)
+    return found
+
+
+def stream_of_the_device_is_the_cpus(task: ImageTask) -> Numbers:
+    """The device draws the cryptographic noise of the CPU bit for bit, and says how long a part takes."""
+    if task.device != "cuda":
+        return {}
+    if not has_gpu_stream(torch.device(task.device)):
+        raise CheckError("the device does not draw the cryptographic stream; the log has the reason")
+    found = {}
+    for size, scale in ((1, 1.0), (2**15 + 1, 2.0**31), (PART + 12345, 1.7 * 2.0**24)):
+        here, there = (SecureGenerator(fixed_key_for_tests=bytes(range(32))) for _ in range(2))
+        expected = torch.from_numpy(here.rounded_normal(size, scale))
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        drawn = there.rounded_normal_on(task.device, size, scale)
+        torch.cuda.synchronize()
+        found[f"seconds of {size} draws at scale {scale:g}"] = time.perf_counter() - start
+        if not torch.equal(drawn.cpu().view(torch.int64), expected.view(torch.int64)):
+            raise CheckError(f"{size} draws at scale {scale:g} are others than the CPU's")
     return found
 
 
@@ -431,6 +454,7 @@ CHECKS: dict[str, Check] = {
         contributions_have_no_companions,
         noise_is_added_as_on_the_cpu,
         noise_of_the_device_is_normal,
+        stream_of_the_device_is_the_cpus,
         random_state_is_left_alone,
     )
 }

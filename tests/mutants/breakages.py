@@ -92,16 +92,44 @@ BREAKAGES = (
     Breakage(
         name="normals have a last value",
         file="dpgcl_core/noise/rounded_normal.py",
-        before="is_undecided |= (uniform < _SMALLEST) | (uniform > _LARGEST)",
-        after="is_undecided |= uniform > _LARGEST",
+        before="is_undecided |= (uniform < SMALLEST) | (uniform > LARGEST)",
+        after="is_undecided |= uniform > LARGEST",
         tests=("tests/dpgcl_core/noise/test_rounded_normal.py::test_normals_have_no_last_value",),
     ),
     Breakage(
         name="cosine and sine of a pair have different additional bits",
         file="dpgcl_core/noise/rounded_normal.py",
-        before="multiples[place] = _nearest_integer(*words_of_pair, scale, is_sine, pair, additional_bytes)",
-        after="multiples[place] = _nearest_integer(*words_of_pair, scale, is_sine, place, additional_bytes)",
+        before="multiples[place] = nearest_integer(*words_of_pair, scale, is_sine, pair, additional_bytes)",
+        after="multiples[place] = nearest_integer(*words_of_pair, scale, is_sine, place, additional_bytes)",
         tests=("tests/dpgcl_core/noise/test_rounded_normal.py::test_pair_has_one_continuation",),
+    ),
+    Breakage(
+        name="a GPU decides all draws in float64",
+        file="dpgcl_core/noise/gpu_stream.py",
+        before="mask &= is_extreme | (tl.abs(normal - rounded) > edge)",
+        after="mask &= tl.abs(normal - rounded) > 1",
+        tests=(
+            "tests/dpgcl_core/noise/test_gpu_stream.py"
+            "::test_draw_of_a_device_is_the_cpus_at_every_scale_and_block_size",
+        ),
+    ),
+    Breakage(
+        name="a key draws on a GPU after it has drawn on the CPU",
+        file="dpgcl_core/noise/chacha20.py",
+        before="if self._num_words_left < _MAX_WORDS or size > _MAX_WORDS:",
+        after="if size > _MAX_WORDS:",
+        tests=(
+            "tests/dpgcl_core/noise/test_gpu_stream.py::test_generator_that_has_drawn_gives_no_device_its_key",
+        ),
+    ),
+    Breakage(
+        name="the key stays in a GPU's memory",
+        file="dpgcl_core/noise/gpu_stream.py",
+        before="        key.zero_()\n",
+        after="        pass\n",
+        tests=(
+            "tests/dpgcl_core/noise/test_gpu_stream.py::test_key_of_a_device_is_overwritten_after_the_draw",
+        ),
     ),
     Breakage(
         name="workers step on their own share of the noisy sum",

@@ -15,7 +15,6 @@ from dpgcl_core.noise.chunked_draw import (
     add_in_parts,
     in_float32,
     part_noise,
-    part_noise_on_gpu,
     parts_of,
     purpose_of,
     start_part_noise,
@@ -152,12 +151,12 @@ def test_noise_that_a_device_draws_itself_has_a_seed_for_each_part() -> None:
     seeds = iter(range(10))
     asked: list[str] = []
 
-    def seed_of(purpose: str) -> int:
+    def generator_of(purpose: str) -> torch.Generator:
         asked.append(purpose)
-        return next(seeds)
+        return torch.Generator().manual_seed(next(seeds))
 
     law, length = GaussianNoise(std=2.0), 8 * PART
-    noise_of = part_noise_on_gpu(law, seed_of, "cpu")
+    noise_of = part_noise(law, generator_of, "cpu")
     total = torch.zeros(length, dtype=torch.float64)
     norm = add_in_parts(total, law, noise_of, parts_of(length))
     assert asked == [purpose_of(part) for part in parts_of(length)]

@@ -10,6 +10,7 @@ import struct
 
 import numpy as np
 import pytest
+import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from numpy.typing import NDArray
 from scipy import stats
@@ -139,7 +140,7 @@ def test_key_is_not_stored_or_shown() -> None:
     generator.random(1)
     shown = f"{generator!r} {generator} {vars(generator)!r}"
     assert not any(form in shown for form in (key.hex(), repr(key)[2:-1], str(list(key))))
-    assert set(vars(generator)) == {"_stream", "_additional_bytes", "_num_words_left"}
+    assert set(vars(generator)) == {"_stream", "_additional_bytes", "_key_on", "_num_words_left"}
     assert not hasattr(generator._stream, "key")
     assert not hasattr(generator._stream, "algorithm")
 
@@ -304,10 +305,23 @@ def test_exact_noise_belongs_to_the_stream_alone() -> None:
     assert [source.is_exact for source in sources] == [True, False, False]
 
 
-def test_a_gpu_draws_noise_of_public_data_alone() -> None:
-    for source in (SecureRandomness(), SeededNonPrivateRandomness(0)):
-        assert source.gpu_seed(3, "noise") is None
-    assert choose_randomness(secure_noise=None, data_are_private=True).gpu_seed(0, "noise") is None
-    seeds = [SecretRandomness().gpu_seed(3, "noise") for _ in range(200)]
-    assert len(set(seeds)) == 200
+def test_a_gpu_draws_from_secret_seeds_for_public_data_and_from_the_stream_for_private_data(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = torch.device("cpu")
+    public = SecretRandomness().gpu_generators(gpu)
+    seeds = {public("noise").initial_seed() for _ in range(200)}
+    assert len(seeds) == 200
     assert 2**58 < max(seeds) < 2**63
+    monkeypatch.setattr(secure_randomness, "has_gpu_stream", lambda device: device == gpu)
+    private = choose_randomness(secure_noise=None, data_are_private=True)
+    generator_of = private.gpu_generators(gpu)
+    assert generator_of is not None
+    first, second = (generator_of("noise") for _ in range(2))
+    assert isinstance(first, SecureGenerator)
+    assert first.random(1) != second.random(1)
+    assert private.gpu_generators(torch.device("meta")) is None
+
+
+def test_a_gpu_draws_nothing_of_a_seeded_run() -> None:
+    assert SeededNonPrivateRandomness(0).gpu_generators(torch.device("cpu")) is None

@@ -157,9 +157,9 @@ def test_noise_drawn_in_threads_is_that_of_the_step(monkeypatch: pytest.MonkeyPa
     results, threads = [], set()
     original = GaussianNoise.draw
 
-    def spy(self: GaussianNoise, n: int, generator: np.random.Generator) -> torch.Tensor:
+    def spy(self: GaussianNoise, n: int, generator: np.random.Generator, gpu: None) -> torch.Tensor:
         threads.add(threading.current_thread() is threading.main_thread())
-        return original(self, n, generator)
+        return original(self, n, generator, gpu)
 
     monkeypatch.setattr(GaussianNoise, "draw", spy)
     monkeypatch.setattr(chunked_draw, "PART", 1000)
@@ -242,9 +242,9 @@ def test_beside_a_gpu_the_noise_is_drawn_in_a_thread_part_by_part(monkeypatch: p
     threads = set()
     original = GaussianNoise.draw
 
-    def spy(self: GaussianNoise, n: int, generator: np.random.Generator) -> torch.Tensor:
+    def spy(self: GaussianNoise, n: int, generator: np.random.Generator, gpu: None) -> torch.Tensor:
         threads.add(threading.current_thread() is threading.main_thread())
-        return original(self, n, generator)
+        return original(self, n, generator, gpu)
 
     monkeypatch.setattr(GaussianNoise, "draw", spy)
     beside = start_noise(0, law, Elsewhere("cuda", run))
@@ -318,7 +318,7 @@ def test_empty_draws_are_steps_with_noise_and_are_charged(monkeypatch: pytest.Mo
 def test_divisor_does_not_follow_the_realised_number_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     run = _run(sampling_prob=1.0, evaluation=EvaluationConfig(record_every_steps=0))
     run.num_steps_done = 1
-    monkeypatch.setattr(GaussianNoise, "draw", lambda self, n, generator: torch.zeros(n))
+    monkeypatch.setattr(GaussianNoise, "draw", lambda self, n, *_: torch.zeros(n))
     captured: list[torch.Tensor] = []
     run.optimizer.step = lambda: captured.append(
         torch.cat([p.grad.flatten() for p in run.encoder.parameters()])

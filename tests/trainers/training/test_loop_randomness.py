@@ -15,8 +15,8 @@ from scipy import stats
 from dpgcl_core import private_step
 from dpgcl_core.clipping.types import num_trainable
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.noise import chunked_draw
-from dpgcl_core.noise.chacha20 import SecureRandomness
+from dpgcl_core.noise import chacha20, chunked_draw
+from dpgcl_core.noise.chacha20 import SecureGenerator, SecureRandomness
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.randomness import Draws, SecretRandomness
 from dpgcl_core.workers import SingleWorker
@@ -52,9 +52,9 @@ def on_grid(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     own = GaussianNoise.draw
 
-    def spy(self: GaussianNoise, num_coordinates: int, generator: Draws) -> torch.Tensor:
+    def spy(self: GaussianNoise, num_coordinates: int, generator: Draws, gpu: None) -> torch.Tensor:
         found.append(self.grid > 0)
-        return own(self, num_coordinates, generator)
+        return own(self, num_coordinates, generator, gpu)
 
     monkeypatch.setattr(GaussianNoise, "draw", spy)
     return found
@@ -109,21 +109,26 @@ def test_seeded_training_has_no_stream(secure: bool, drawn: Drawn) -> None:
     assert not drawn
 
 
-@pytest.mark.parametrize(("private", "expected"), [(True, None), (False, "a GPU's")])
-def test_noise_of_private_data_comes_from_the_stream_beside_a_gpu_too(
-    private: bool, expected: str | None, drawn: Drawn, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("private", "has_stream", "gpu"), [(True, False, None), (True, True, "cuda"), (False, False, "cuda")]
+)
+def test_noise_of_private_data_comes_from_the_stream_on_a_gpu_too(
+    private: bool, has_stream: bool, gpu: str | None, drawn: Drawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = prepare(make_config(), make_data(private=private), SingleWorker())
-    monkeypatch.setattr(private_step, "part_noise_on_gpu", lambda *_: "a GPU's")
+    generator, draws = SecretRandomness().generator(0, "noise"), []
+    monkeypatch.setattr(chacha20, "has_gpu_stream", lambda device: has_stream)
+    monkeypatch.setattr(SecretRandomness, "gpu_generators", lambda self, device: lambda purpose: generator)
+    monkeypatch.setattr(GaussianNoise, "draw", lambda self, *given: draws.append(given))
     noise_of = run.private_step._start_noise(0, run.config.mechanism.noise(), Elsewhere("cuda", run))
-    if expected is not None:
-        assert noise_of == expected
-        assert not drawn
-        return
-    assert callable(noise_of)
-    for part in chunked_draw.parts_of(num_trainable(run.encoder)):
-        noise_of(part)
-    assert drawn == {(SecureRandomness, "noise"): 1}
+    assert noise_of is not None
+    (part,) = chunked_draw.parts_of(num_trainable(run.encoder))
+    noise_of(part)
+    ((length, drawn_from, device),) = draws
+    assert length == num_trainable(run.encoder)
+    assert device == (gpu and torch.device(gpu))
+    assert isinstance(drawn_from, SecureGenerator) == private
+    assert drawn == ({(SecureRandomness, "noise"): 1} if private else {})
 
 
 def test_seeded_noise_is_the_same_on_every_device(monkeypatch: pytest.MonkeyPatch) -> None:
