@@ -504,12 +504,13 @@ BREAKAGES = (
     Breakage(
         name="a GPU draws the noise of private data by its own generator",
         file="dpgcl_core/noise/chacha20.py",
-        before="        return None  # no GPU has the stream",
-        after="        return 7",
+        before="return partial(self.generator, 0) if has_gpu_stream(device) else None",
+        after='return lambda purpose: __import__("torch").Generator(device)',
         tests=(
-            "tests/dpgcl_core/noise/test_randomness.py::test_a_gpu_draws_noise_of_public_data_alone",
+            "tests/dpgcl_core/noise/test_randomness.py"
+            "::test_a_gpu_draws_from_secret_seeds_for_public_data_and_from_the_stream_for_private_data",
             "tests/trainers/training/test_loop_randomness.py"
-            "::test_noise_of_private_data_comes_from_the_stream_beside_a_gpu_too",
+            "::test_noise_of_private_data_comes_from_the_stream_on_a_gpu_too",
         ),
     ),
     # Clipping

@@ -52,7 +52,7 @@ def on_grid(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     found: list[bool] = []
     own = GaussianNoise.draw
 
-    def spy(self: GaussianNoise, num_coordinates: int, generator: Draws, gpu: None) -> torch.Tensor:
+    def spy(self: GaussianNoise, num_coordinates: int, generator: Draws, gpu: None = None) -> torch.Tensor:
         found.append(self.grid > 0)
         return own(self, num_coordinates, generator, gpu)
 
@@ -116,7 +116,7 @@ def test_noise_of_private_data_comes_from_the_stream_on_a_gpu_too(
     private: bool, has_stream: bool, gpu: str | None, drawn: Drawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = prepare(make_config(), make_data(private=private), SingleWorker())
-    generator, draws = SecretRandomness().generator(0, "noise"), []
+    generator, draws = torch.Generator(), []
     monkeypatch.setattr(chacha20, "has_gpu_stream", lambda device: has_stream)
     monkeypatch.setattr(SecretRandomness, "gpu_generators", lambda self, device: lambda purpose: generator)
     monkeypatch.setattr(GaussianNoise, "draw", lambda self, *given: draws.append(given))
