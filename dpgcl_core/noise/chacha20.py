@@ -209,13 +209,13 @@ def has_gpu_stream(device: torch.device) -> bool:
     on_gpu, on_cpu = (SecureGenerator(fixed_key_for_tests=bytes(range(32))) for _ in range(2))
     size, scale = 2 * PAIRS_AT_ONCE + 1, 2.0**31  # float64 cannot decide about 30 of these draws
     try:
-        drawn = on_gpu.rounded_normal_on(device, size, scale).cpu().numpy()
+        multiples = on_gpu.rounded_normal_on(device, size, scale).cpu().numpy()
     except ConfigError:
         raise  # a CUDA graph is being captured
     except Exception as problem:  # Triton is not installed, or its compiler fails
         reason = f"{type(problem).__name__}: {problem}"
     else:
-        if drawn.tobytes() == on_cpu.rounded_normal(size, scale).tobytes():
+        if multiples.tobytes() == on_cpu.rounded_normal(size, scale).tobytes():
             return True
         reason = "its draws differ from the CPU's"
     logger.warning("drawing the noise of private data on the CPU, not on %s: %s", device, reason)
