@@ -40,10 +40,10 @@ draw, draws the groups and distributes them whole. The block of a draw ends with
 (`dpgcl_core.workers`), so no process passes a group of a draw that is not counted. `PrivateStep.take` sums
 each coordinate at one process, adds its noise there, once, and shares the noisy sum. Each of these exchanges
 begins, and the block ends, with an exchange of failures. So an exception in one process before the noisy sum
-is shared reaches all processes before the update, which none applies. An exception in an update follows the noise. It
-reaches the others at the end of the block. Either way the training has ended in all processes. They began
-with the same weights, data and numbers (`check_agreement`), and with one group of processes (`_check_group`),
-so they all take part in the same exchanges. ∎
+is shared reaches all processes before the update, which none applies. An exception in an update follows the
+noise. It reaches the others at the end of the block. Either way the training has ended in all processes. They
+began with the same weights, data and numbers (`check_agreement`), and with one group of processes
+(`_check_group`), so they all take part in the same exchanges. ∎
 
 *Restarts.* With `folder` and R = `num_restart_steps` the first process also counts every draw durably, before
 any process gets it. All attempts together make at most T + R draws (`dpgcl_core.attempts`), and ε is that of
