@@ -71,8 +71,8 @@ BREAKAGES = (
     Breakage(
         name="rounding the sum to the grid is not charged",
         file="dpgcl_core/noise/gaussian.py",
-        before="return cls(std=std + noise_multiplier * grid * math.sqrt(num_coordinates), grid=grid)",
-        after="return cls(std=std, grid=grid)",
+        before="charged_std = std + noise_multiplier * grid * math.sqrt(num_coordinates)",
+        after="charged_std = std",
         tests=("tests/dpgcl_core/noise/test_gaussian.py::test_noise_covers_the_sum_after_it_is_rounded",),
     ),
     Breakage(
