@@ -160,8 +160,6 @@ class SecureGenerator:
         """
         import torch
 
-        from dpgcl_core.noise import gpu_stream
-
         _check_scale(scale)
         if self._num_words_left < _MAX_WORDS or size > _MAX_WORDS:
             raise ConfigError(
@@ -173,6 +171,8 @@ class SecureGenerator:
                 "noise must not be drawn while a CUDA graph is captured, because each replay would repeat "
                 f"it; got a draw of {size} normals. Take private steps outside CUDA graphs"
             )
+        from dpgcl_core.noise import gpu_stream  # imported here, because only a GPU's torch brings Triton
+
         try:
             additional_bytes = partial(self._additional_bytes, 0)
             multiples = gpu_stream.rounded_multiples(self._key_on(device), size, scale, additional_bytes)

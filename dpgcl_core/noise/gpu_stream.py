@@ -54,13 +54,13 @@ def rounded_multiples(
       The draws; None if float64 cannot decide more of them than there is room for.
     """
     device = key.device
-    multiples = torch.empty(size, dtype=torch.float64, device=device)
     room = size // 1024 + 64  # at scale 2^24 one draw in 50,000 is undecided
-    undecided = torch.zeros(room + 1, 3, dtype=torch.int64, device=device)
     numbers = [scale, math.pi * 2.0**-63, 0.5 - TOLERANCE * scale, SMALLEST, LARGEST]
-    numbers = torch.tensor(numbers, dtype=torch.float64, device=device)  # Triton narrows scalars to float32
     programs = triton.cdiv(size, 2 * PAIRS_AT_ONCE), _HALF // _BLOCKS
     try:
+        multiples = torch.empty(size, dtype=torch.float64, device=device)
+        undecided = torch.zeros(room + 1, 3, dtype=torch.int64, device=device)
+        numbers = torch.tensor(numbers, dtype=torch.float64, device=device)  # Triton narrows scalars
         with torch.cuda.device_of(key):
             _draw[programs](key, numbers, multiples, undecided, size, room, blocks=_BLOCKS, half=_HALF)
     finally:
