@@ -13,6 +13,7 @@ it gets the data that depend on it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
@@ -151,12 +152,24 @@ def current_workers() -> Workers:
 _FAILED = "another process of this training has failed, so this one ends, too. Read that process's own error"
 
 
+_GLOO_ERROR = re.compile(r"^\[[^\]\n]*gloo/[^\]\n]*\]")
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Return whether the error is of the kind that is raised when another worker's process has died."""
+    return isinstance(error, ProcessFailed | dist.DistBackendError) or (
+        type(error) is RuntimeError and _GLOO_ERROR.match(str(error)) is not None
+    )
+
+
 @contextmanager
 def _process_failures() -> Iterator[None]:
     """Turn the error of a lost connection into ProcessFailed."""
     try:
         yield
     except RuntimeError as error:
+        if not is_lost_connection(error):
+            raise
         raise ProcessFailed(_FAILED) from error
 
 

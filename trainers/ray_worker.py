@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import re
 import secrets
 import sys
 import tempfile
@@ -24,7 +23,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
-import torch.distributed as dist
 from ray import cloudpickle as _cloudpickle
 from ray import tune
 from ray.train import RunConfig, ScalingConfig, WorkerGroupError
@@ -32,7 +30,7 @@ from ray.train.torch import TorchConfig, TorchTrainer
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.mechanism.registry import METHODS, is_installed, method_named, register
-from dpgcl_core.workers import current_workers
+from dpgcl_core.workers import current_workers, is_lost_connection
 from trainers.config.training import TrainingConfig
 from trainers.failures import Stage, describe_error
 from trainers.files.checkpoint import CheckpointFolder
@@ -49,7 +47,6 @@ cloudpickle: Any = _cloudpickle  # the module has no types
 
 # For example "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer". Other backends' errors have a
 # class of their own.
-_GLOO_ERROR = re.compile(r"^\[[^\]\n]*gloo/[^\]\n]*\]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +259,7 @@ def train_worker(loop_config: Mapping[str, Any]) -> dict[str, Any]:
         result = {"stopped": stopped.step}
     except BaseException as error:
         failure = describe_error(error, data_are_public=trial.data_are_public, stage=stage)
-        is_lost = _lost_another_worker(error)
+        is_lost = is_lost_connection(error)
     finally:
         _release_heap()
     # Raised here, because inside the `except` block it would carry the caught exception as its context.
@@ -332,13 +329,6 @@ def _progress_writer(trial: RayTrial) -> Callable[[int], object]:
     if trial.progress_file is None or current_workers().rank > 0:
         return lambda step: None
     return ProgressWriter(trial.progress_file, trial.config.mechanism.num_steps)
-
-
-def _lost_another_worker(error: BaseException) -> bool:
-    """Whether the error is of the kind that torch raises when another worker's process has died."""
-    return isinstance(error, dist.DistBackendError) or (
-        type(error) is RuntimeError and _GLOO_ERROR.match(str(error)) is not None
-    )
 
 
 def runs_in_place(trial: RayTrial) -> bool:

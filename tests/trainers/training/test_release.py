@@ -19,7 +19,7 @@ from dpgcl_core.release import metrics as metric_policy
 from dpgcl_core.release.metrics import METRICS, Release
 from dpgcl_core.release.noised_counts import noised_count, split_public
 from dpgcl_core.sampling.record_ids import ids_from_names
-from dpgcl_core.workers import SingleWorker
+from dpgcl_core.workers import SingleWorker, is_lost_connection
 from tests.trainers.conftest import make_config, make_data, make_held_out, make_records, make_slots
 from trainers.config.training import EvaluationConfig, NetworkConfig, TrainingConfig
 from trainers.data.dataset import TrainingData
@@ -329,8 +329,7 @@ def test_scoring_beyond_the_grant_is_refused(tmp_path: Path) -> None:
     ],
 )
 def test_lost_worker_is_told_by_torchs_own_words(text: str, is_lost: bool) -> None:
-    ray_worker = pytest.importorskip("trainers.ray_worker")
-    assert ray_worker._lost_another_worker(RuntimeError(text)) is is_lost
+    assert is_lost_connection(RuntimeError(text)) is is_lost
 
 
 def test_restart_charges_the_noised_snr_again() -> None:
