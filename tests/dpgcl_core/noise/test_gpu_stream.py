@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.noise import chacha20, chunked_draw, rounded_normal
 from dpgcl_core.noise.chacha20 import SecureGenerator, SecureRandomness, has_gpu_stream
-from dpgcl_core.noise.chunked_draw import add_in_parts, part_noise
+from dpgcl_core.noise.chunked_draw import add_in_parts, part_noise, parts_of
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.rounded_normal import PAIRS_AT_ONCE
 from tests.dpgcl_core.noise.test_randomness import RFC_8439_KEYSTREAMS
@@ -287,7 +287,7 @@ def _noisy_sums() -> list[NDArray[np.float64]]:
             generator_of = SecureRandomness().gpu_generators(torch.device("cpu"))
             assert generator_of is not None
             total = torch.linspace(-1, 1, 1500, dtype=torch.float64)
-            add_in_parts(total, law, part_noise(law, generator_of, gpu))
+            add_in_parts(total, law, part_noise(law, generator_of, gpu), parts_of(len(total)))
             sums.append(total.numpy())
             assert next(keys) == 3, "each part has its own key"
     return sums
