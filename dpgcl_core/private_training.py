@@ -42,8 +42,9 @@ each coordinate at one process, adds its noise there, once, and shares the noisy
 begins, and the block ends, with an exchange of failures. So an exception in one process before the noisy sum
 is shared reaches all processes before the update, which none applies. An exception in an update follows the
 noise. It reaches the others at the end of the block. Either way the training has ended in all processes. They
-began with the same weights, data and numbers (`check_agreement`), and with one group of processes
-(`_check_group`), so they all take part in the same exchanges. ∎
+began with the same weights and numbers (`check_agreement`), and with one group of processes (`_check_group`),
+so they all take part in the same exchanges. The caller promises the same records in the same order, so that a
+record is in one group of a draw; some records are compared, if they can be read twice alike. ∎
 
 *Restarts.* With `folder` and R = `num_restart_steps` the first process also counts every draw durably, before
 any process gets it. All attempts together make at most T + R draws (`dpgcl_core.attempts`), and ε is that of
@@ -97,6 +98,7 @@ from dpgcl_core.sampling.stage import DrawnGroups
 from dpgcl_core.workers import current_workers, failing_together
 
 _NUM_PROBE_GROUPS, _PROBE_GROUP_SIZE = 3, 4
+_NUM_COMPARED_RECORDS = 16  # random views are twice the same by chance for one record, but not for all
 _WRAPPERS = ("DataParallel", "DistributedDataParallel", "FSDPModule", "FullyShardedDataParallel")
 
 
@@ -294,7 +296,8 @@ class PrivateTraining:
             _check_launch()
             self._check_loss([leaf[:, None] for leaf in self._collate.first])
             self._state = whole_state(model, modes=False)  # between steps the caller may change modes
-        self._workers.check_agreement(self._facts())
+            facts = self._facts() if self._workers.count > 1 else {}
+        self._workers.check_agreement(facts)
 
     @property
     def mechanism(self) -> Mechanism:
@@ -526,10 +529,20 @@ class PrivateTraining:
             "numbers": [asdict(mechanism), step.groups_at_once, self._mixes_no_records],
             "initial model": whole_state(self._model, modes=False, weights=True),
             "optimizer": [type(self._optimizer), self._optimizer.state_dict()],
-            "records": [len(self._records), *((leaf.shape, leaf.dtype) for leaf in self._collate.first)],
+            "records": [
+                len(self._records),
+                *((leaf.shape, leaf.dtype) for leaf in self._collate.first),
+                *self._contents(),
+            ],
             "number of loader workers": [loader.num_workers, loader.prefetch_factor],
         }
         return {name: _digest(value) for name, value in facts.items()}
+
+    def _contents(self) -> list[str]:
+        """Return digests of some records in their places; none if two readings differ, as of random views."""
+        rows = range(0, len(self._records), math.ceil(len(self._records) / _NUM_COMPARED_RECORDS))
+        first, second = ([_digest(self._collate([self._records[row]])) for row in rows] for _ in range(2))
+        return first if first == second else []
 
     def _check_resumable(self) -> None:
         self._check_drawable()

@@ -129,7 +129,8 @@ class DistributedWorkers:
         if names:
             raise ConfigError(
                 f"all {self.count} processes must have the same {' and '.join(names)}; got different ones. "
-                "Run one script in all processes, and call torch.manual_seed before it makes the model"
+                "Run one script in all processes, call torch.manual_seed before it makes model and data, and "
+                "sort the records: a Python set has another order in each process"
             )
 
     def _in_place(self, values: Tensor, operation: Callable[..., object], **ranks: int) -> None:

@@ -65,7 +65,8 @@ def _train_and_save(rank: int, folder: Path, kinds: Iterable[tuple[int | str, in
     for number, kind in enumerate(kinds):
         records = _Noting()
         weights, num_groups = _train(*kind, records)
-        saved = {"weights": weights, "num_groups": num_groups, "rows": records.rows[1:]}
+        rows = records.rows[1 + 2 * 15 :]  # after those that the processes compare
+        saved = {"weights": weights, "num_groups": num_groups, "rows": rows}
         torch.save(saved, folder / f"{number}-{rank}.pt")
 
 
@@ -184,6 +185,19 @@ class _Wider(_Records):
         return super().__getitem__(row).repeat(2, 1)
 
 
+class _Reversed(_Records):
+    def __getitem__(self, row: int) -> Tensor:
+        return super().__getitem__(NUM_RECORDS - 1 - row)
+
+
+class _Random(_Records):
+    def __getitem__(self, row: int) -> Tensor:
+        return torch.rand(2, 5, generator=self._generator)
+
+    def __init__(self, seed: int) -> None:
+        self._generator = torch.Generator().manual_seed(seed)
+
+
 def _disagree(rank: int, folder: Path) -> None:
     def model_of(weight: float) -> nn.Sequential:
         model = _model()
@@ -196,6 +210,7 @@ def _disagree(rank: int, folder: Path) -> None:
         "numbers": lambda model: {"num_steps": 11},
         "records": lambda model: {"loader": DataLoader(_Fewer(), batch_size=12), "num_records_public": 60},
         "records ": lambda model: {"loader": DataLoader(_Wider(), batch_size=12)},
+        "records  ": lambda model: {"loader": DataLoader(_Reversed(), batch_size=12)},
         "number of loader workers": lambda model: {
             "loader": DataLoader(_Records(), batch_size=12, num_workers=1)
         },
@@ -211,7 +226,8 @@ def _disagree(rank: int, folder: Path) -> None:
         with pytest.raises(DpgclError) as raised:
             _make(**bad if rank else {})
         assert type(raised.value) is (ConfigError if rank else ProcessFailed)
-    assert _make().mechanism.num_steps == 10
+    for loader in (DataLoader(_Records(), batch_size=12), DataLoader(_Random(rank), batch_size=12)):
+        assert _make(loader=loader).mechanism.num_steps == 10  # random views are not compared
 
 
 def test_processes_that_disagree_are_refused_in_all(tmp_path: Path) -> None:
