@@ -61,7 +61,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
@@ -70,6 +70,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from dpgcl_core.attempts import ChargedAttempt, changed_numbers
@@ -500,7 +501,8 @@ class PrivateTraining:
                 tuple(_synthetic_leaf(leaf, shape, generator).to(device) for leaf in leaves) for _ in range(2)
             )
             try:
-                refuse_mixed_groups(self._model, self._loss, inputs, replacements)
+                with nullcontext() if self._workers.count == 1 else _NoExchange():
+                    refuse_mixed_groups(self._model, self._loss, inputs, replacements)
             except ConfigError:
                 raise
             except Exception as error:  # a user's model or loss may fail in any way
@@ -638,6 +640,19 @@ class _SecretGroups:
             groups = private_step.draw(step, num_records)
             self.queue.append(groups)
             yield groups.rows.flatten().tolist() or [0]  # row 0 in place of an empty batch
+
+
+class _NoExchange(TorchDispatchMode):
+    """Refuses exchanges of the loss: its tests run alike in all processes and would not notice them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional"):
+            raise ConfigError(
+                f"the loss may not exchange data between processes; it calls {func}. A group's loss depends "
+                "only on its own inputs. Gather nothing from other processes; for more negatives, raise "
+                "group_size"
+            )
+        return func(*args, **(kwargs or {}))
 
 
 def _records_of(data_loader: DataLoader[Any]) -> Any:

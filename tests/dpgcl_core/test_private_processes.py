@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -228,6 +229,24 @@ def _disagree(rank: int, folder: Path) -> None:
         assert type(raised.value) is (ConfigError if rank else ProcessFailed)
     for loader in (DataLoader(_Records(), batch_size=12), DataLoader(_Random(rank), batch_size=12)):
         assert _make(loader=loader).mechanism.num_steps == 10  # random views are not compared
+
+
+def _exchange(rank: int, folder: Path) -> None:
+    model = _model()
+
+    def loss(views: Tensor) -> Tensor:
+        sums = model(views).sum((1, 2))
+        dist.all_reduce(others := sums.detach().clone())
+        return (sums - others).square().sum(1)
+
+    with pytest.raises(
+        ConfigError, match=r"may not exchange data between processes; it calls c10d\.allreduce"
+    ):
+        _training(model=model, loss=loss)
+
+
+def test_loss_that_mixes_groups_of_several_processes_is_refused(tmp_path: Path) -> None:
+    spawn(_exchange, 2, tmp_path)
 
 
 def test_processes_that_disagree_are_refused_in_all(tmp_path: Path) -> None:
