@@ -190,7 +190,7 @@ class ChargedAttempt:
         self._numbers, self._numbers_file = dict(numbers), folder / "mechanism.json"
         self._attempts = Attempts(folder / "attempts")
         self._number: int | None = None
-        self._num_draws = 0
+        self._num_draws, self._process = 0, os.getpid()
 
     def count_draw(self, step: int) -> None:
         """Count one draw durably, before it is made; the first one outdates all earlier attempts.
@@ -200,9 +200,14 @@ class ChargedAttempt:
 
         Raises:
           ConfigError: the folder belongs to a training with other numbers.
-          StorageError: more than T + R draws would be possible, a newer attempt has begun, or the folder is
-            damaged or cannot be written.
+          StorageError: more than T + R draws would be possible, a newer attempt has begun, this process is a
+            fork, or the folder is damaged or cannot be written.
         """
+        if os.getpid() != self._process:
+            raise StorageError(
+                "an attempt must draw in the process that began it; got a fork, whose draws would not be "
+                "counted. Begin a training in the new process"
+            )
         with storage_errors(self._attempts.folder):
             if self._number is None:
                 self._number = self._claim()

@@ -290,6 +290,7 @@ class PrivateTraining:
             )
             self._open: DrawnGroups | None = None
             self._has_failed, self._lock = False, threading.RLock()  # one draw or step at a time
+            self._state_digest: str | None = ""  # of the loaded state, until the first draw
             self._mixes_no_records, self._loss_verdicts = mixes_no_records, Verdicts[None]()
             self._attempt: ChargedAttempt | None = None
             if folder is not None and self._workers.rank == 0:
@@ -339,6 +340,9 @@ class PrivateTraining:
                 self._check_running()
                 with failing_together(self._workers):
                     self._check_drawable()
+                if self._state_digest is not None:  # a process may have missed the state that others loaded
+                    self._workers.check_agreement({"state": self._state_digest})
+                    self._state_digest = None
                 with self._ending_if_it_fails():
                     if self._attempt is not None:
                         self._attempt.count_draw(self.num_steps_taken)
@@ -464,7 +468,8 @@ class PrivateTraining:
                 raise ConfigError(
                     f"num_steps_taken must be in 0 to {self.mechanism.num_steps}; got {num_steps_taken}"
                 )
-        self._workers.check_agreement({"state": _digest(dict(state))})
+            self._state_digest = _digest(dict(state))
+        self._workers.check_agreement({"state": self._state_digest})
         with self._ending_if_it_fails(), torch.no_grad():
             try:
                 self._optimizer.load_state_dict(state["optimizer"])
@@ -479,6 +484,8 @@ class PrivateTraining:
         numbers, promise = self.mechanism, "a group's loss depends only on the group's own records"
         if self._mixes_no_records:
             promise = f"each of network and loss {PROMISE}"
+        if self._workers.count > 1:
+            promise += "; every process has the same records in the same order"
         condition = numbers.rules.condition(numbers)
         restarts = "" if self._restart_steps is None else f" and {self._restart_steps} repeated steps"
         return (
@@ -501,7 +508,7 @@ class PrivateTraining:
                 tuple(_synthetic_leaf(leaf, shape, generator).to(device) for leaf in leaves) for _ in range(2)
             )
             try:
-                with nullcontext() if self._workers.count == 1 else _NoExchange():
+                with nullcontext() if self._workers.count == 1 else _NoExchange():  # type: ignore[no-untyped-call]
                     refuse_mixed_groups(self._model, self._loss, inputs, replacements)
             except ConfigError:
                 raise

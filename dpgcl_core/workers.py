@@ -150,7 +150,11 @@ def current_workers() -> Workers:
     return SingleWorker()
 
 
-_FAILED = "another process of this training has failed, so this one ends, too. Read that process's own error"
+_FAILED = (
+    "another process of this training has failed, has left the loop, or came later than the process group's "
+    "timeout, so this one ends, too. Read that process's own error. If it has none, pass a longer timeout to "
+    "init_process_group"
+)
 
 
 _GLOO_ERROR = re.compile(r"^\[[^\]\n]*gloo/[^\]\n]*\]")

@@ -302,6 +302,9 @@ def _resume(rank: int, folder: Path) -> None:
         next(iter(training))
     assert isinstance(raised.value, ProcessFailed) == bool(rank)
     state = torch.load(folder / f"state-{rank}.pt")
+    training, model = _restarted(folder, rank, None)
+    with pytest.raises(ConfigError, match="must have the same state"):  # one process missed it
+        training.load_state_dict(state) if rank else next(iter(training))
     if rank:
         state["num_steps_taken"] = 0
     with pytest.raises(ConfigError, match="must have the same state"):

@@ -285,3 +285,12 @@ def test_newer_attempt_ends_the_earlier_one(tmp_path: Path) -> None:
         next(draws)
     assert _count(tmp_path / "one") == 2
     assert json.loads((tmp_path / "one/mechanism.json").read_text())["num_restart_steps"] == R
+
+
+def test_fork_of_an_attempt_draws_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    training, _, _ = _training(tmp_path)
+    training.step(next(draws := iter(training)))
+    monkeypatch.setattr(attempts_module.os, "getpid", lambda: -1)
+    with pytest.raises(StorageError, match="got a fork"):
+        next(draws)
+    assert _count(tmp_path) == 1
