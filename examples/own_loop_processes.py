@@ -50,4 +50,5 @@ for groups in training:  # this process's share of the groups, which may be empt
         (folder / "state.new").replace(folder / "state.pt")
 if dist.get_rank() == 0:
     print(training.statement())
+dist.barrier()  # no process ends before the first one has printed
 dist.destroy_process_group()
