@@ -72,6 +72,7 @@ def worker(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
         get_rank=lambda: request.param,
         get_world_size=lambda: 3,
         get_backend=lambda: "gloo",
+        all_reduce=lambda values: None,
         reduce=lambda values, dst: None,
         broadcast=receive,
     )
@@ -107,9 +108,9 @@ def test_worker_draws_the_noise_of_its_share_with_the_charge_for_the_whole_sum(
     drawn: list[tuple[GaussianNoise, int]] = []
     draw = GaussianNoise.draw
 
-    def spy(law: GaussianNoise, num_coordinates: int, generator: Draws) -> Tensor:
+    def spy(law: GaussianNoise, num_coordinates: int, generator: Draws, *gpu: Any) -> Tensor:
         drawn.append((law, num_coordinates))
-        return draw(law, num_coordinates, generator)
+        return draw(law, num_coordinates, generator, *gpu)
 
     monkeypatch.setattr(GaussianNoise, "draw", spy)
     step = private_step(workers=worker, randomness=SecureRandomness())
