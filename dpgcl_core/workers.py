@@ -156,7 +156,8 @@ _FAILED = (
     "init_process_group"
 )
 
-
+# For example "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer". Other backends' errors have a
+# class of their own.
 _GLOO_ERROR = re.compile(r"^\[[^\]\n]*gloo/[^\]\n]*\]")
 
 

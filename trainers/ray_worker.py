@@ -45,9 +45,6 @@ if TYPE_CHECKING:
 
 cloudpickle: Any = _cloudpickle  # the module has no types
 
-# For example "[…/gloo/transport/tcp/pair.cc:547] Connection closed by peer". Other backends' errors have a
-# class of their own.
-
 
 @dataclass(frozen=True, kw_only=True)
 class RayTrial:
