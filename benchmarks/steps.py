@@ -398,7 +398,8 @@ class OwnLoopStep:
         torch.set_num_threads(task.threads)
         self.views_per_microbatch, config = views_per_microbatch, task.config(views_per_microbatch)
         encoder = starting_encoder(config, task.image_shape)
-        views = torch.rand(task.expected_batch_size, task.num_views, *task.image_shape)
+        generator = torch.Generator().manual_seed(0)  # all processes must have the same records
+        views = torch.rand(task.expected_batch_size, task.num_views, *task.image_shape, generator=generator)
         self._training = PrivateTraining(
             config.mechanism,
             encoder,
