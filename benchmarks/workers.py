@@ -186,6 +186,8 @@ def main() -> int:
     facts = harness.about(device="cpu", threads=options.threads)
     rows = [measure(options, model) for model in options.models]
     page = Page(name="workers", title="Workers compared with threads", text=PAGE)
+    if options.own_loop:
+        page = Page(name="workers_own_loop", title="Processes of make_private", text=PAGE)
     return harness.publish(page, options, facts, {"rows": rows}, [table(rows)])
 
 
