@@ -35,6 +35,7 @@ from dpgcl_core.methods.in_groups import ClippedGroups
 class PerRecord(ClippedGroups):
     """A method that clips each record's gradient to C, with the objective of one task."""
 
+    clip_unit: str = "record"
     samplings: tuple[Sampled, ...] = (RECORDS, GROUPS)
     takes_group_size: bool = False
     one_record_groups: bool = True
@@ -54,14 +55,12 @@ DP_MAE = PerRecord(
     name="dp_mae",
     title="Masked auto-encoder",
     source="ViP (Yu et al. 2023)",
-    clip_unit="record",
     task="masked-images",
 )
 DP_CAP = PerRecord(
     name="dp_cap",
     title="Captioner",
     source="DP-Cap (Sander et al. 2024), Eq. 3",
-    clip_unit="record",
     task="captions",
     takes_images=False,
 )
@@ -69,7 +68,6 @@ DP_CLASSIFIER = PerRecord(
     name="dp_classifier",
     title="Classifier",
     source="DP-SGD (Abadi et al. 2016); De et al. 2022",
-    clip_unit="record",
     task="classes",
     takes_pairs=False,
     takes_labels=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpgcl_core.errors import ConfigError
+from dpgcl_core.mechanism.method import GuaranteeLabel
 from dpgcl_core.mechanism.numbers import RECORDS, PublicNumbers, Sampled
 from dpgcl_core.methods.in_groups import InGroups
 
@@ -13,7 +14,10 @@ from dpgcl_core.methods.in_groups import InGroups
 class WithoutPrivacy(InGroups):
     """InfoNCE over the whole batch, without clipping and noise."""
 
+    clip_unit: str = "nothing"
+    label: GuaranteeLabel = "none"
     samplings: tuple[Sampled, ...] = (RECORDS,)
+    takes_group_size: bool = False
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sensitivity_formula", "none")
@@ -32,16 +36,10 @@ NON_PRIVATE = WithoutPrivacy(
     name="non_private",
     title="Non-private",
     source="InfoNCE",
-    clip_unit="nothing",
-    takes_group_size=False,
-    label="none",
 )
 BASE = WithoutPrivacy(
     name="base",
     title="Base, not trained",
     source="",
-    clip_unit="nothing",
-    takes_group_size=False,
-    label="none",
     trains=False,
 )

@@ -55,6 +55,8 @@ class OfOneBatch:
 class Capped(Method):
     """A method that draws Poisson batches truncated to a public cap on their size."""
 
+    needs_cap: bool = True
+
     def check(self, numbers: PublicNumbers) -> None:
         cap = numbers.batch_cap
         if cap is None:

@@ -42,7 +42,6 @@ DP_SGD = PathMethod(
     title="DP-SGD",
     source="DP-GCL, section 2.3, as computed by per-sample hooks",
     clip_unit="record's own path",
-    needs_cap=True,
     takes_group_size=False,
     sensitivity_formula="2·cap·C",
 )

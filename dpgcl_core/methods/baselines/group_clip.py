@@ -63,6 +63,5 @@ GROUP_CLIP = FullBatchGroups(
     title="Group clipping, batch negatives",
     source="DP-GCL, Eq. 8 (Eq. 6 for groups of one)",
     clip_unit="group, through the whole batch",
-    needs_cap=True,
     sensitivity_formula="2·⌊cap/S⌋·C",
 )

@@ -37,7 +37,10 @@ class Dpcl(Method):
     """
 
     num_mechanisms: int
+    clip_unit: str = "view"
     plain_event: bool = False
+    takes_augmented_keys: bool = False
+    takes_group_size: bool = False
     takes_pairs: bool = False
     proof: str = "dpgcl_core/methods/baselines/dpcl/statistics.py"
 
@@ -137,6 +140,8 @@ class DpclSimClr(Dpcl):
 class DpclBarlow(Dpcl):
     """DPCL with Barlow Twins; `num_mechanisms` above 1 also noises the means and variances."""
 
+    takes_temperature: bool = False
+
     def rule(self, numbers: PublicNumbers, loss: LossSettings) -> OfOneBatch:
         noise = numbers.noise_multiplier if self.num_mechanisms > 1 else 0.0
         return OfOneBatch(
@@ -158,9 +163,6 @@ DPCL_SIMCLR = DpclSimClr(
     name="dpcl_simclr",
     title="DPCL, SimCLR",
     source="DPCL, section 3.2",
-    clip_unit="view",
-    takes_augmented_keys=False,
-    takes_group_size=False,
     sensitivity_formula="4C as published, which is no bound",
     label="as-published",
     num_mechanisms=2,
@@ -169,10 +171,6 @@ DPCL_BARLOW = DpclBarlow(
     name="dpcl_barlow",
     title="DPCL, Barlow Twins",
     source="DPCL, section 3.3",
-    clip_unit="view",
-    takes_temperature=False,
-    takes_augmented_keys=False,
-    takes_group_size=False,
     sensitivity_formula="4C as published, which is no bound",
     label="as-published",
     num_mechanisms=5,
@@ -181,9 +179,6 @@ DPCL_SIMCLR_RIGOROUS = DpclSimClr(
     name="dpcl_simclr_rigorous",
     title="DPCL, SimCLR, at 4|B|C",
     source="DPCL, section 3.2, with exact similarities",
-    clip_unit="view",
-    takes_augmented_keys=False,
-    takes_group_size=False,
     sensitivity_formula="4|B|C",
     num_mechanisms=1,
 )
@@ -191,10 +186,6 @@ DPCL_BARLOW_RIGOROUS = DpclBarlow(
     name="dpcl_barlow_rigorous",
     title="DPCL, Barlow Twins, at 4|B|C",
     source="DPCL, section 3.3, with exact statistics",
-    clip_unit="view",
-    takes_temperature=False,
-    takes_augmented_keys=False,
-    takes_group_size=False,
     sensitivity_formula="4|B|C",
     num_mechanisms=1,
 )

@@ -36,6 +36,9 @@ class LogitMethod(Capped):
     """
 
     spread_out: float = 0.0
+    clip_unit: str = "pair"
+    takes_augmented_keys: bool = False
+    takes_group_size: bool = False
     takes_pairs: bool = False
     plain_event: bool = False
     small_batches: bool = True
@@ -104,10 +107,6 @@ LOGIT_DP = LogitMethod(
     name="logit_dp",
     title="Logit-DP",
     source="Logit-DP, Eq. 5, with our bound",
-    clip_unit="pair",
-    takes_augmented_keys=False,
-    needs_cap=True,
-    takes_group_size=False,
     sensitivity_formula="(2C/τ)(1 + (cap − 1)·a/(a + cap − 1)), a = e^(2/τ)",
 )
 
@@ -116,10 +115,6 @@ LOGIT_DP_SPREAD_OUT = LogitMethod(
     name="logit_dp_spread_out",
     title="Logit-DP, spread-out loss",
     source="Logit-DP, Eq. 5 and Lemma 4.6",
-    clip_unit="pair",
-    takes_augmented_keys=False,
-    needs_cap=True,
-    takes_group_size=False,
     sensitivity_formula="as for logit_dp, plus 6C",
     spread_out=1.0,
 )
