@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
 
 from dp_accounting import NeighboringRelation, dp_event
 from dp_accounting.rdp import RdpAccountant
@@ -81,36 +81,24 @@ def _epsilon_replace_one(mechanism: FixedSizeGaussians, delta: float) -> float:
 
 
 def calibrate_fixed_size(
-    *,
-    num_records: int,
-    batch_size: int,
-    num_steps: int,
-    target_epsilon: float,
-    target_delta: float,
-    num_mechanisms: int,
+    mechanism: FixedSizeGaussians, *, target_epsilon: float, target_delta: float
 ) -> FixedSizeGaussians:
     """Search for the smallest noise that meets the target (ε, δ) by RDP, for replacing one record.
 
     Args:
-      num_records, batch_size, num_steps, num_mechanisms: fields of the returned `FixedSizeGaussians`.
+      mechanism: the steps; their noise multiplier has no effect.
       target_epsilon, target_delta: the target; never exceeded, and met up to `CALIBRATION_TOLERANCE` of ε.
+
+    Returns:
+      The steps with that noise.
 
     Raises:
       ConfigError: the target is not positive, or no noise multiplier in [0.1, 1e5] meets it.
     """
     check_target(target_epsilon)
-
-    def with_noise(noise: float) -> FixedSizeGaussians:
-        return FixedSizeGaussians(
-            num_records=num_records,
-            batch_size=batch_size,
-            noise_multiplier=noise,
-            num_mechanisms=num_mechanisms,
-            num_steps=num_steps,
-        )
-
+    with_noise = partial(replace, mechanism)
     low = target_epsilon * (1 - accounting.CALIBRATION_TOLERANCE)
     noise = accounting.search_noise_multiplier(
-        lambda noise: with_noise(noise).epsilon(target_delta), low, target_epsilon
+        lambda noise: with_noise(noise_multiplier=noise).epsilon(target_delta), low, target_epsilon
     )
-    return with_noise(noise)
+    return with_noise(noise_multiplier=noise)

@@ -245,14 +245,7 @@ def test_two_gaussians_at_sigma_cost_one_at_sigma_over_root_two() -> None:
 
 @pytest.mark.ci
 def test_calibrated_fixed_size_meets_its_target() -> None:
-    found = calibrate_fixed_size(
-        num_records=60_000,
-        batch_size=512,
-        num_steps=1000,
-        target_epsilon=2.0,
-        target_delta=1e-5,
-        num_mechanisms=3,
-    )
+    found = calibrate_fixed_size(_fixed(), target_epsilon=2.0, target_delta=1e-5)
     assert 2.0 * (1 - CALIBRATION_TOLERANCE) <= found.epsilon(1e-5) <= 2.0
 
 

@@ -102,15 +102,11 @@ class Dpcl(Method):
     def calibrated(
         self, numbers: PublicNumbers, target_epsilon: float, cache_folder: Path | None = None
     ) -> float:
-        mechanism = calibrate_fixed_size(
-            num_records=numbers.num_records_public,
-            batch_size=batch_size(numbers),
-            num_steps=numbers.num_steps_charged,
+        return calibrate_fixed_size(
+            self._accounting(numbers, numbers.num_steps_charged),
             target_epsilon=target_epsilon,
             target_delta=numbers.target_delta,
-            num_mechanisms=self.num_mechanisms,
-        )
-        return mechanism.noise_multiplier
+        ).noise_multiplier
 
 
 def batch_size(numbers: PublicNumbers) -> int:
