@@ -48,14 +48,21 @@ def ln_c_star(profile: PrivacyProfile, odds: float) -> float:
     """
     if odds == 0:
         return math.inf
-    low, high = 0.0, 1e-9
-    while profile.delta(high) > math.expm1(high) * odds:
+    return _least_above(lambda ln_c: profile.delta(ln_c) > math.expm1(ln_c) * odds, 1e-9, relative=1e-10)
+
+
+def _least_above(
+    is_too_small: Callable[[float], bool], start: float, *, relative: float = 0.0, absolute: float = 0.0
+) -> float:
+    """Return the smallest number that is not too small, rounded up by bisection; `inf` if there is none."""
+    low, high = 0.0, start
+    while is_too_small(high):
         low, high = high, 2 * high
         if high > _LARGEST_EPSILON:
             return math.inf
-    while high - low > 1e-10 * high:
+    while high - low > relative * high + absolute:
         middle = (low + high) / 2
-        low, high = (middle, high) if profile.delta(middle) > math.expm1(middle) * odds else (low, middle)
+        low, high = (middle, high) if is_too_small(middle) else (low, middle)
     return high
 
 
@@ -173,15 +180,7 @@ def _least_epsilon(divergence: Callable[[float], float], delta: float) -> float:
     """Return the smallest ε ≥ 0 with a divergence of at most `delta`, rounded up; `inf` if there is none."""
     if divergence(0.0) <= delta:
         return 0.0
-    low, high = 0.0, 1.0
-    while divergence(high) > delta:
-        low, high = high, 2 * high
-        if high > _LARGEST_EPSILON:
-            return math.inf
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (middle, high) if divergence(middle) > delta else (low, middle)
-    return high
+    return _least_above(lambda epsilon: divergence(epsilon) > delta, 1.0, absolute=1e-6)
 
 
 def threshold_bound(
