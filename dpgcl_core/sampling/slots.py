@@ -35,8 +35,10 @@ may be blank, its slot empty, and n stays the same. The same proof holds. See do
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -286,11 +288,6 @@ def most_empty(capacity: int, group_size: int) -> int:
     >>> most_empty(60_000, 16), most_empty(60_000, 256), most_empty(8, 4)
     (830, 52, 1)
     """
-    low, high = 1, capacity  # the share lost grows with the number of empty slots
-    while low < high:
-        middle = (low + high + 1) // 2
-        if share_lost(capacity, middle, group_size) <= MOST_BLOCKS_LOST:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    # The share lost grows with the number of empty slots.
+    share_of = partial(share_lost, capacity, group_size=group_size)
+    return max(1, bisect_right(range(1, capacity + 1), MOST_BLOCKS_LOST, key=share_of))
