@@ -13,7 +13,8 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -82,15 +83,21 @@ def _epsilon(accountant: PLDAccountant | RdpAccountant, event: dp_event.DpEvent,
     """Return ε of the event at `delta` by the accountant; `inf` for a non-private event."""
     if isinstance(event, dp_event.NonPrivateDpEvent):
         return math.inf
-    with warnings.catch_warnings(action="ignore"):
-        try:
-            accountant.compose(event)
-            return float(accountant.get_epsilon(delta))
-        except MemoryError as error:
-            raise ConfigError(
-                "accounting for this many steps with this little noise needs too much memory; take fewer "
-                "steps or add noise"
-            ) from error
+    with warnings.catch_warnings(action="ignore"), memory_errors():
+        accountant.compose(event)
+        return float(accountant.get_epsilon(delta))
+
+
+@contextmanager
+def memory_errors() -> Iterator[None]:
+    """Raise ConfigError if an accountant runs out of memory."""
+    try:
+        yield
+    except MemoryError as error:
+        raise ConfigError(
+            "accounting for this many steps with this little noise needs too much memory; take fewer steps "
+            "or add noise"
+        ) from error
 
 
 def epsilon_prv(*, sampling_prob: float, noise_multiplier: float, num_steps: int, delta: float) -> float:

@@ -17,7 +17,7 @@ import numpy as np
 from dp_accounting.pld import privacy_loss_distribution as pld
 from numpy.typing import NDArray
 
-from dpgcl_core.accounting.composition import GRID
+from dpgcl_core.accounting.composition import GRID, memory_errors
 from dpgcl_core.accounting.filters import StepClass
 from dpgcl_core.errors import ConfigError
 
@@ -104,7 +104,7 @@ class PrivacyProfile:
     def from_steps(cls, steps: Mapping[StepClass, int], *, grid: float = GRID) -> PrivacyProfile:
         """Return the profile of `steps`, a number per class, composed by PLD with losses on `grid`."""
         composed = pld.identity(value_discretization_interval=grid)
-        try:
+        with memory_errors():
             for step_class, num_steps in steps.items():
                 step_loss = pld.from_gaussian_mechanism(
                     step_class.noise_multiplier,
@@ -112,11 +112,6 @@ class PrivacyProfile:
                     value_discretization_interval=grid,
                 )
                 composed = composed.compose(step_loss.self_compose(num_steps))
-        except MemoryError as error:
-            raise ConfigError(
-                "accounting for this many steps with this little noise needs too much memory; take fewer "
-                "steps or add noise"
-            ) from error
         return cls(remove=_loss_of(composed._pmf_remove), add=_loss_of(composed._pmf_add))
 
     @classmethod
