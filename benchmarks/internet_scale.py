@@ -25,7 +25,7 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])
 from benchmarks import harness
 from benchmarks.harness import Output, Page, Seconds, in_turn, timed
 from dpgcl_core.accounting.composition import calibrate_noise_multiplier
-from dpgcl_core.errors import ConfigError, exit_on_bad_input
+from dpgcl_core.errors import ConfigError, exit_on_bad_input, require_least
 from dpgcl_core.noise.chacha20 import SecureRandomness
 from dpgcl_core.noise.randomness import DrawSource, SecretRandomness
 from dpgcl_core.sampling.slots import SampledGroups, num_blocks
@@ -62,9 +62,7 @@ class Options(Output):
 
     def __post_init__(self) -> None:
         names = ("num_records", "expected_batch_size", "group_size", "num_steps", "num_workers")
-        for name in (*names, "num_weights", "num_trials", "repeats"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
+        require_least(self, 1, *names, "num_weights", "num_trials", "repeats")
         if self.expected_batch_size > self.num_records:
             raise ConfigError(f"expected_batch_size must be at most num_records = {self.num_records}")
 

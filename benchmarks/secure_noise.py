@@ -26,7 +26,7 @@ import torch
 
 from benchmarks import harness
 from benchmarks.harness import Output, Page, Seconds, in_turn, timed
-from dpgcl_core.errors import ConfigError, exit_on_bad_input
+from dpgcl_core.errors import exit_on_bad_input, require_least
 from dpgcl_core.noise.chacha20 import SecureRandomness
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.randomness import DrawSource, SecretRandomness
@@ -46,9 +46,7 @@ class Options(Output):
     """Timed rounds, one draw from each source."""
 
     def __post_init__(self) -> None:
-        for name in ("num_coordinates", "repeats"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
+        require_least(self, 1, "num_coordinates", "repeats")
 
 
 def seconds_of_draw(name: str, num_coordinates: int) -> Seconds:

@@ -56,7 +56,7 @@ from benchmarks.audit.worst_cases import (
     partners,
 )
 from dpgcl_core.command_line import run_command
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require_least, unknown_choice
 from dpgcl_core.mechanism.mechanism import Mechanism
 from dpgcl_core.mechanism.numbers import GROUPS, RECORDS
 from dpgcl_core.noise.randomness import Draws, DrawSource, SecretRandomness, SeededNonPrivateRandomness
@@ -109,9 +109,7 @@ class AuditCase:
                 "an audit crafts one gradient per group, so the method must clip groups; got "
                 f"{self.mechanism.method}"
             )
-        for name in ("num_records", "num_trials", "runs_factor", "dim"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1; got {getattr(self, name)}")
+        require_least(self, 1, "num_records", "num_trials", "runs_factor", "dim")
         if self.defect in _OF_GROUPS and self.mechanism.group_size == BATCH:
             raise ConfigError(f"{self.defect.name} needs groups of a fixed size; got {BATCH!r}")
 

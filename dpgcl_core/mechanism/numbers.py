@@ -10,7 +10,7 @@ from typing import Final, Literal
 
 from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER
 from dpgcl_core.clipping.clipper import FLAT, check_clip_norm, gamma_of
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, require_least
 from dpgcl_core.sampling.groups import BATCH, GroupSize
 from dpgcl_core.sampling.poisson import PoissonSampler
 
@@ -176,9 +176,7 @@ class PublicNumbers:
         for name in ("sampling_prob", "l2_clip_norm", "noise_multiplier", "target_delta"):
             object.__setattr__(self, name, real_number(name, getattr(self, name)))
         gamma_of(self.clipping)
-        n = self.num_records_public
-        if n < 3:
-            raise ConfigError(f"num_records_public must be at least 3; got {n}")
+        require_least(self, 3, "num_records_public")
         PoissonSampler(sampling_prob=self.sampling_prob)
         if self.group_size != BATCH and not int(self.group_size) >= 1:
             raise ConfigError(f'group_size must be a positive integer or "batch"; got {self.group_size!r}')
@@ -194,7 +192,7 @@ class PublicNumbers:
             )
         if self.noise_multiplier > 0 and math.isinf(self.l2_clip_norm):
             raise ConfigError("noise without clipping protects nothing: set a finite l2_clip_norm; got inf")
-        check_delta(self.target_delta, n)
+        check_delta(self.target_delta, self.num_records_public)
         if self.num_restart_steps is not None and self.num_restart_steps < 0:
             raise ConfigError(f"num_restart_steps must not be negative; got {self.num_restart_steps}")
         if self.num_shards < 1:

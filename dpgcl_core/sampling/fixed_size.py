@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, require_least
 from dpgcl_core.noise.randomness import Draws
 
 
@@ -22,8 +22,7 @@ class FixedSizeSampler:
     batch_size: int
 
     def __post_init__(self) -> None:
-        if self.batch_size < 1:
-            raise ConfigError(f"batch_size must be at least 1; got {self.batch_size}")
+        require_least(self, 1, "batch_size")
 
     def sample(self, num_records: int, generator: Draws) -> NDArray[np.int64]:
         """Return the rows of the sampled records, `[batch_size]`, ascending.

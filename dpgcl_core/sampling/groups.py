@@ -36,7 +36,7 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import require_least
 from dpgcl_core.noise.randomness import Draws
 
 BATCH: Literal["batch"] = "batch"
@@ -63,8 +63,7 @@ class FixedSizeGroups:
     group_size: int
 
     def __post_init__(self) -> None:
-        if self.group_size < 1:
-            raise ConfigError(f"group_size must be at least 1; got {self.group_size}")
+        require_least(self, 1, "group_size")
 
     def group(self, sample: NDArray[np.int64], generator: Draws) -> NDArray[np.int64]:
         """Return groups `[num_groups, group_size]`, cut from a permutation that must stay secret.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import require_least
 from dpgcl_core.noise.randomness import Draws
 from dpgcl_core.sampling.poisson import PoissonSampler
 
@@ -25,8 +25,7 @@ class TruncatedPoissonSampler:
 
     def __post_init__(self) -> None:
         PoissonSampler(sampling_prob=self.sampling_prob)
-        if self.batch_cap < 1:
-            raise ConfigError(f"batch_cap must be at least 1; got {self.batch_cap}")
+        require_least(self, 1, "batch_cap")
 
     def sample(self, num_records: int, generator: Draws) -> NDArray[np.int64]:
         """Return the rows of the sampled records, `[≤ batch_cap]`, ascending.

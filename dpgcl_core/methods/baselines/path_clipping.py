@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ from dpgcl_core.clipping.clipper import GroupClipper, check_gamma, clip_factor
 from dpgcl_core.clipping.full_precision import full_precision
 from dpgcl_core.clipping.one_pass import squares_of
 from dpgcl_core.clipping.types import Embed, GroupReport, num_trainable
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, require_least, require_positive
 from dpgcl_core.methods.baselines.batch_gradients import gradients_through_batch
 
 OWN_PATH = "own path"
@@ -117,8 +117,8 @@ class PathClipping:
     pairs: bool = False
 
     def __post_init__(self) -> None:
-        _check_ranges(self.l2_clip_norm, self.temperature, self.gamma)
-        _check_cap("batch_cap", self.batch_cap)
+        _check_ranges(self)
+        require_least(self, 1, "batch_cap")
 
     @property
     def sensitivity(self) -> float:
@@ -211,12 +211,7 @@ def add_clipped_paths(
         reports.append(clipper.add_clipped_sum(total, model, _on_own_path(embed), pair))
     report.norms[mask] = torch.cat([part.norms for part in reports])
     report.non_finite[mask] = torch.cat([part.non_finite for part in reports])
-    return GroupReport(
-        norms=report.norms,
-        losses=report.losses,
-        non_finite=report.non_finite,
-        paths={"": OWN_PATH} | dict(reports[-1].paths),
-    )
+    return replace(report, paths={"": OWN_PATH} | dict(reports[-1].paths))
 
 
 def _on_own_path(embed: Embed) -> Callable[[tuple[Tensor, Tensor]], Tensor]:
@@ -253,8 +248,8 @@ class FullBatchGroupClipping:
     gamma: float | None = None
 
     def __post_init__(self) -> None:
-        _check_ranges(self.l2_clip_norm, self.temperature, self.gamma)
-        _check_cap("num_groups_cap", self.num_groups_cap)
+        _check_ranges(self)
+        require_least(self, 1, "num_groups_cap")
 
     @property
     def sensitivity(self) -> float:
@@ -286,9 +281,7 @@ class FullBatchGroupClipping:
             mask = finite_rows(embeddings)
             if not mask.any():
                 return _empty_report(num_groups, total.device, WHOLE_BATCH)
-            group_of = torch.arange(len(records), device=inputs.device).div(
-                inputs.shape[1], rounding_mode="floor"
-            )
+            group_of = torch.arange(num_groups, device=inputs.device).repeat_interleave(inputs.shape[1])
             embeddings, group_of = embeddings[mask], group_of[mask]
             terms = record_info_nce(embeddings, temperature=self.temperature)
             losses = torch.zeros(num_groups, dtype=terms.dtype, device=terms.device)
@@ -368,14 +361,8 @@ def _check_count(count: int, cap: int, name: str) -> None:
         )
 
 
-def _check_ranges(l2_clip_norm: float, temperature: float, gamma: float | None) -> None:
-    check_gamma(gamma)
-    if not l2_clip_norm > 0:
-        raise ConfigError(f"l2_clip_norm must be positive; got {l2_clip_norm}")
-    if not (temperature > 0 and math.isfinite(temperature)):
-        raise ConfigError(f"temperature must be positive and finite; got {temperature}")
-
-
-def _check_cap(name: str, cap: int) -> None:
-    if cap < 1:
-        raise ConfigError(f"{name} must be at least 1; got {cap}")
+def _check_ranges(rule: PathClipping | FullBatchGroupClipping) -> None:
+    check_gamma(rule.gamma)
+    if not rule.l2_clip_norm > 0:
+        raise ConfigError(f"l2_clip_norm must be positive; got {rule.l2_clip_norm}")
+    require_positive(rule, "temperature")
