@@ -140,6 +140,12 @@ def require_least(node: object, least: int, *names: str) -> None:
     require_each(node, names, f"be at least {least}", lambda value: value >= least)
 
 
+def require_whole(name: str, value: object, *, least: int) -> None:
+    """Check that a value is an integer of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(f"{name} must be a whole number of at least {least}; got {value!r}")
+
+
 def require_positive(node: object, *names: str) -> None:
     """Raise ConfigError unless each named field of `node` is None or positive and finite."""
     require_each(node, names, "be positive and finite", lambda value: 0 < value < math.inf)

@@ -46,7 +46,7 @@ from dpgcl_core.accounting.composition import (
     epsilon_pld,
     poisson_gaussian_event,
 )
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, require_whole
 from dpgcl_core.sampling.poisson import PoissonSampler
 
 # More than dp_accounting's own orders: caps below ε = 0.02 need them.
@@ -258,8 +258,7 @@ def check_cap(epsilon: float, delta: float) -> None:
 
 
 def _checked_steps(num_steps: int) -> int:
-    if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 0:
-        raise ConfigError(f"num_steps must be a whole number of at least 0; got {num_steps!r}")
+    require_whole("num_steps", num_steps, least=0)
     return num_steps
 
 

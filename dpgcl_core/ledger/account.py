@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 from dpgcl_core.accounting.filters import QuotaFilter, RdpFilter, StepClass
-from dpgcl_core.errors import BudgetExceeded, ConfigError, LedgerError
+from dpgcl_core.errors import BudgetExceeded, ConfigError, LedgerError, require_whole
 from dpgcl_core.ledger.cap import Cap
 from dpgcl_core.mechanism.numbers import check_delta
 
@@ -268,8 +268,7 @@ class Account:
 
     def admit_steps(self, step_class: StepClass, num_steps: int) -> None:
         """Raise BudgetExceeded unless the filter admits `num_steps` more steps."""
-        if isinstance(num_steps, bool) or not isinstance(num_steps, int) or num_steps < 1:
-            raise ConfigError(f"num_steps of a reservation must be a positive integer; got {num_steps!r}")
+        require_whole("num_steps of a reservation", num_steps, least=1)
         self._check_open()
         budget = self.cap.filter()
         if isinstance(budget, QuotaFilter):

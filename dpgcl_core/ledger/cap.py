@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from dpgcl_core.accounting.filters import QuotaFilter, RdpFilter, StepClass
-from dpgcl_core.errors import ConfigError, unknown_choice
+from dpgcl_core.errors import ConfigError, require_whole, unknown_choice
 from dpgcl_core.ledger.chain import RECORD
 from dpgcl_core.mechanism.numbers import ADD_OR_REMOVE_ONE, check_delta
 
@@ -119,9 +119,6 @@ def check_registration(*, unit: str, neighboring_relation: str, num_records_publ
         raise ConfigError(
             unknown_choice("neighboring_relation", str(neighboring_relation), [ADD_OR_REMOVE_ONE])
         )
-    if isinstance(num_records_public, bool) or not isinstance(num_records_public, int):
-        raise ConfigError(f"num_records_public must be a whole number; got {num_records_public!r}")
-    if num_records_public < 3:
-        raise ConfigError(f"num_records_public must be at least 3; got {num_records_public}")
+    require_whole("num_records_public", num_records_public, least=3)
     check_delta(cap.delta, num_records_public)
     cap.filter()

@@ -67,7 +67,7 @@ from pathlib import Path
 from typing import Any
 
 from dpgcl_core.accounting.filters import StepClass
-from dpgcl_core.errors import ConfigError, LedgerError
+from dpgcl_core.errors import ConfigError, LedgerError, require_whole
 from dpgcl_core.ledger.account import PlannedTraining, Reservation, SealedReservation
 from dpgcl_core.ledger.cap import Cap, check_registration
 from dpgcl_core.ledger.chain import RECORD, Entry, Head, checked_entries, next_entry
@@ -399,8 +399,7 @@ class Ledger:
             reserved. All executed steps are then charged, above the cap if necessary, before the error.
         """
         executed = num_steps_executed
-        if isinstance(executed, bool) or not isinstance(executed, int) or executed < 0:
-            raise ConfigError(f"num_steps_executed must be a non-negative integer; got {executed!r}")
+        require_whole("num_steps_executed", executed, least=0)
         with self._session.writing() as draft:
             current = draft.books.known_reservation(reservation)
             before = current.num_steps_executed

@@ -25,7 +25,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, require_whole
 
 Array = NDArray[np.float64]
 
@@ -222,7 +222,7 @@ class BinomialTrials(TrialCountLaw):
     prob: float
 
     def __post_init__(self) -> None:
-        _check_max_trials(self.max_trials)
+        require_whole("max_trials", self.max_trials, least=1)
         if not 0 < self.prob < 1:
             raise ConfigError(f"prob must be in (0, 1): a fixed K has no discount; got {self.prob}")
         self._check_mean()
@@ -263,7 +263,7 @@ class TruncatedTrials(TrialCountLaw):
     max_trials: int
 
     def __post_init__(self) -> None:
-        _check_max_trials(self.max_trials)
+        require_whole("max_trials", self.max_trials, least=1)
         if self.max_trials > MAX_TRUNCATED_TRIALS:
             raise ConfigError(f"max_trials must be at most {MAX_TRUNCATED_TRIALS}; got {self.max_trials}")
         if not np.sum(self._float_masses) > 0:
@@ -321,8 +321,3 @@ def _mean(eta: float, gamma: float) -> float:
 def _check_given_mean(mean: float) -> None:
     if not 1 <= mean <= MAX_MEAN_TRIALS:
         raise ConfigError(f"the mean number of trials must be in [1, {MAX_MEAN_TRIALS:g}]; got {mean}")
-
-
-def _check_max_trials(max_trials: int) -> None:
-    if isinstance(max_trials, bool) or not isinstance(max_trials, int) or max_trials < 1:
-        raise ConfigError(f"max_trials must be a whole number of at least 1; got {max_trials!r}")

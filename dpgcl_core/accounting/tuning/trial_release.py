@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dpgcl_core.accounting.filters import StepClass
-from dpgcl_core.errors import ConfigError
+from dpgcl_core.errors import ConfigError, require_whole
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,9 +53,7 @@ class TrialClass:
         _ = self.step_class, self.joint_class, self.score_class  # each raises for numbers out of range
         limits = {"num_steps": 1, "count": 1, "num_joint_steps": 0, "num_scores": 0}
         for name, least in limits.items():
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"{name} must be a whole number of at least {least}; got {value!r}")
+            require_whole(name, getattr(self, name), least=least)
         for noise, number in (
             ("joint_noise_multiplier", "num_joint_steps"),
             ("score_noise_multiplier", "num_scores"),
