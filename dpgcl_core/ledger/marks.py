@@ -38,6 +38,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from dpgcl_core.durable_files import sync_folder
 from dpgcl_core.errors import DataError, LedgerError
 from dpgcl_core.ledger.chain import Head
 from dpgcl_core.object_store import (
@@ -172,12 +173,17 @@ def _check_no_mark(data: Path, mark: tuple[str, Head] | None) -> None:
 
 def _marks_on(data: Path) -> Iterator[tuple[str, Head]]:
     """Yield the marks on the data, on the folders above and on everything in the data, maybe repeatedly."""
+    yield from filter(None, map(_read, _mark_files_of(data)))
+
+
+def _mark_files_of(data: Path) -> Iterator[Path]:
+    """Yield the places of these marks, also of missing ones."""
     for file in _marked_files(data):
         if address := address_of(file):
             with _bucket_errors():
-                yield from _marks_in_bucket(address)
+                yield from _places_in_bucket(address)
         else:
-            yield from _marks_on_one(file)
+            yield from _places_of_one(file)
 
 
 def _marked_files(data: Path) -> list[Path]:
@@ -187,44 +193,36 @@ def _marked_files(data: Path) -> list[Path]:
     return [folder / data.name for folder in expand_ranges(data.parent)]
 
 
-def _marks_in_bucket(address: str) -> Iterator[tuple[str, Head]]:
-    """Yield the marks on the folders above, on everything in a folder, and on files that share a name."""
+def _places_in_bucket(address: str) -> Iterator[Path]:
+    """Yield the places on the folders above, on everything in a folder, and on files that share a name."""
     path = Path(address)
     names = {*expand_ranges(path)}
     inside, beside = list_objects(address), list_objects(folder_of(address), below=False)
     marks = [Path(file.address) for file in (*inside, *beside) if file.address.endswith(MARK)]
     shared = [mark for mark in marks if path in mark.parents or not names.isdisjoint(_marked_names(mark))]
     folders = [folder for folder in path.parents if address_of(folder)]
-    for mark_file in (*(folder / MARK for folder in folders), *shared):
-        mark = _read(mark_file)
-        if mark is not None:
-            yield mark
+    yield from (*(folder / MARK for folder in folders), *shared)
 
 
 def _marked_names(mark: Path) -> list[Path]:
     return expand_ranges(mark.with_name(mark.name.removesuffix(MARK))) if mark.name != MARK else []
 
 
-def _marks_on_one(data: Path) -> Iterator[tuple[str, Head]]:
+def _places_of_one(data: Path) -> Iterator[Path]:
     real = _resolve(data)
     for path in dict.fromkeys((real, data.absolute())):  # both, as the folder with a link may be marked, too
-        yield from _marks_above(path)
+        yield from _places_above(path)
     for root, folders, files in os.walk(real):
         for name in folders + files:
             path = Path(root, name)
             if name.endswith(MARK):
-                mark = _read(path)
-                if mark is not None:
-                    yield mark
+                yield path
             elif path.is_symlink():
-                yield from _marks_above(_resolve(path))
+                yield from _places_above(_resolve(path))
 
 
-def _marks_above(path: Path) -> Iterator[tuple[str, Head]]:
-    for place in (_mark_beside(path), *(parent / MARK for parent in path.parents)):
-        mark = _read(place)
-        if mark is not None:
-            yield mark
+def _places_above(path: Path) -> Iterator[Path]:
+    yield from (_mark_beside(path), *(parent / MARK for parent in path.parents))
 
 
 def _read(path: Path) -> tuple[str, Head] | None:
@@ -503,11 +501,7 @@ def _write(path: Path, dataset_id: str, head: Head, place: Place, *, exclusively
                     return False
     finally:
         temporary.unlink(missing_ok=True)
-    descriptor = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    sync_folder(path.parent)
     return True
 
 
