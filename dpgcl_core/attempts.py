@@ -211,10 +211,8 @@ class ChargedAttempt:
         with storage_errors(self._attempts.folder):
             if self._number is None:
                 self._number = self._claim()
-            num_drawn, num_restart_steps = (
-                self._attempts.total().num_steps,
-                self._numbers["num_restart_steps"],
-            )
+            num_drawn = self._attempts.total().num_steps
+            num_restart_steps = self._numbers["num_restart_steps"]
             if num_drawn < step:
                 raise StorageError(
                     f"{self._attempts.folder} counts {num_drawn} draws, but the training continues after "

@@ -196,10 +196,7 @@ class Account:
             )
             self._covered_steps = Counter(self._steps)
             self._covered_sealed = frozenset(self.sealed)
-        share = (
-            num_budgets * Fraction(highest.sealed_epsilon),
-            num_budgets * Fraction(highest.sealed_delta),
-        )
+        share = [num_budgets * Fraction(part) for part in (highest.sealed_epsilon, highest.sealed_delta)]
         added_share = [
             part if on_top else max(Fraction(), part - charged_part)
             for part, charged_part in zip(share, self.sealed_spent(), strict=True)

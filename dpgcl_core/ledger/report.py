@@ -67,12 +67,12 @@ def charges_of(account: Account, *, with_pld: bool) -> Charges:
     steps, budget = account.steps(), account.cap.filter()
     settled_reservations = [r for r in account.reservations.values() if r.num_steps_executed is not None]
     sealed_epsilon, sealed_delta = (float(value) for value in account.sealed_spent())
-    has_quotas = isinstance(budget, QuotaFilter)
-    rdp = None if has_quotas else account.rdp_spent()
+    rdp = rdp_budget = None
     if isinstance(budget, QuotaFilter):
         epsilon_filter = budget.epsilon_of_quotas
     else:
-        epsilon_filter = budget.epsilon(account.rdp_spent()) if rdp else 0.0
+        rdp, rdp_budget = account.rdp_spent(), budget.rdp_budget
+        epsilon_filter = budget.epsilon(rdp) if rdp else 0.0
     return Charges(
         dataset_id=account.dataset_id,
         cap=account.cap,
@@ -85,7 +85,7 @@ def charges_of(account: Account, *, with_pld: bool) -> Charges:
         sealed_epsilon=sealed_epsilon,
         sealed_delta=sealed_delta,
         rdp=rdp,
-        rdp_budget=None if isinstance(budget, QuotaFilter) else budget.rdp_budget,
+        rdp_budget=rdp_budget,
         epsilon_filter=epsilon_filter + sealed_epsilon,
         epsilon_pld=_epsilon_pld(account, steps) if with_pld else None,
     )
