@@ -129,15 +129,7 @@ class Mechanism(PublicNumbers):
           num_grid_coordinates: the length of the whole sum, if the draw source `is_exact`. The noise is then
             on a grid, and its standard deviation includes the charge for rounding the sum. 0 for no grid.
         """
-        if not self.is_private:
-            return GaussianNoise(std=0.0)
-        if not num_grid_coordinates:
-            return GaussianNoise(std=self.noise_multiplier * self.sensitivity)
-        return GaussianNoise.on_grid(
-            noise_multiplier=self.noise_multiplier,
-            sensitivity=self.sensitivity,
-            num_coordinates=num_grid_coordinates,
-        )
+        return GaussianNoise.of(self.noise_multiplier, self.sensitivity, num_grid_coordinates)
 
     def dp_event(self, num_steps: int | None = None) -> dp_event.DpEvent:
         """Return the accounting event (stage 10) of `num_steps` steps; None is `num_steps_charged`."""

@@ -32,8 +32,8 @@ BREAKAGES = (
     Breakage(
         name="noise of half the standard deviation",
         file="dpgcl_core/mechanism/mechanism.py",
-        before="GaussianNoise(std=self.noise_multiplier * self.sensitivity)",
-        after="GaussianNoise(std=0.5 * self.noise_multiplier * self.sensitivity)",
+        before="GaussianNoise.of(self.noise_multiplier, self.sensitivity, ",
+        after="GaussianNoise.of(0.5 * self.noise_multiplier, self.sensitivity, ",
         tests=(
             "tests/dpgcl_core/mechanism/test_mechanism.py::test_noise_std_is_the_multiplier_times_the_sensitivity",
         ),
@@ -41,8 +41,8 @@ BREAKAGES = (
     Breakage(
         name="noise multiplier over C in place of the sensitivity",
         file="dpgcl_core/mechanism/mechanism.py",
-        before="GaussianNoise(std=self.noise_multiplier * self.sensitivity)",
-        after="GaussianNoise(std=self.noise_multiplier * self.l2_clip_norm)",
+        before="GaussianNoise.of(self.noise_multiplier, self.sensitivity, ",
+        after="GaussianNoise.of(self.noise_multiplier, self.l2_clip_norm, ",
         tests=(
             "tests/dpgcl_core/mechanism/test_mechanism.py::test_noise_std_is_the_multiplier_times_the_sensitivity",
         ),
