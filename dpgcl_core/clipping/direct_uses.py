@@ -14,6 +14,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -142,7 +143,9 @@ class DirectUses(TorchFunctionMode):
                 f"a parameter passed by keyword is not supported in {getattr(func, '__name__', func)}"
             )
         if func is F.multi_head_attention_forward:
-            return self._attention(**_ATTENTION.bind(*args, **kwargs).arguments)
+            call = _ATTENTION.bind(*args, **kwargs)
+            call.apply_defaults()
+            return self._attention(SimpleNamespace(**call.arguments))
         if func is F.linear:
             return self._linear(*args, **kwargs)
         if func is F.layer_norm:
@@ -277,66 +280,37 @@ class DirectUses(TorchFunctionMode):
             output = output if weight is None else output * weight
             return output if bias is None else output + bias
 
-    def _attention(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        embed_dim_to_check: int,
-        num_heads: int,
-        in_proj_weight: Tensor | None,
-        in_proj_bias: Tensor | None,
-        bias_k: Tensor | None,
-        bias_v: Tensor | None,
-        add_zero_attn: bool,
-        dropout_p: float,
-        out_proj_weight: Tensor,
-        out_proj_bias: Tensor | None,
-        training: bool = True,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        use_separate_proj_weight: bool = False,
-        q_proj_weight: Tensor | None = None,
-        k_proj_weight: Tensor | None = None,
-        v_proj_weight: Tensor | None = None,
-        static_k: Tensor | None = None,
-        static_v: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute `F.multi_head_attention_forward` by watched operations, for inputs `[length, rows, dim]`.
-
-        The signature equals torch's, because the call's arguments are bound to it.
-        """
-        unusual = (bias_k, bias_v, static_k, static_v)
+    def _attention(self, call: SimpleNamespace) -> tuple[Tensor, Tensor | None]:
+        """Compute a call of `F.multi_head_attention_forward` by watched operations, `[length, rows, dim]`."""
+        unusual = (call.bias_k, call.bias_v, call.static_k, call.static_v)
         if (
             any(t is not None for t in unusual)
-            or add_zero_attn
-            or (dropout_p > 0 and training)
-            or query.ndim != 3
+            or call.add_zero_attn
+            or (call.dropout_p > 0 and call.training)
+            or call.query.ndim != 3
         ):
             raise NotSeparableError("this kind of attention is not supported")
         with self:
-            weights: Any = (q_proj_weight, k_proj_weight, v_proj_weight)
-            if in_proj_weight is not None and not use_separate_proj_weight:
-                weights = in_proj_weight.chunk(3)
-            biases: Any = (None,) * 3 if in_proj_bias is None else in_proj_bias.chunk(3)
-            inputs = (t.transpose(0, 1) for t in (query, key, value))
+            weights: Any = (call.q_proj_weight, call.k_proj_weight, call.v_proj_weight)
+            if call.in_proj_weight is not None and not call.use_separate_proj_weight:
+                weights = call.in_proj_weight.chunk(3)
+            biases: Any = (None,) * 3 if call.in_proj_bias is None else call.in_proj_bias.chunk(3)
+            inputs = (t.transpose(0, 1) for t in (call.query, call.key, call.value))
             q, k, v = (
-                _heads(F.linear(x, w, b), num_heads) for x, w, b in zip(inputs, weights, biases, strict=True)
+                _heads(F.linear(x, w, b), call.num_heads)
+                for x, w, b in zip(inputs, weights, biases, strict=True)
             )
-        mask = _additive_mask(attn_mask, key_padding_mask, q)
+        mask = _additive_mask(call.attn_mask, call.key_padding_mask, q)
         attention = None
-        if need_weights:
+        if call.need_weights:
             scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
             attention = torch.softmax(scores if mask is None else scores + mask, dim=-1)
             mixed = attention @ v
-            attention = attention.mean(1) if average_attn_weights else attention
+            attention = attention.mean(1) if call.average_attn_weights else attention
         else:
             mixed = F.scaled_dot_product_attention(q, k, v, mask)
         with self:
-            output = F.linear(mixed.transpose(1, 2).flatten(2), out_proj_weight, out_proj_bias)
+            output = F.linear(mixed.transpose(1, 2).flatten(2), call.out_proj_weight, call.out_proj_bias)
         return output.transpose(0, 1), attention
 
 
