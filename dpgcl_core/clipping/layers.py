@@ -76,13 +76,15 @@ class LayerRule:
     the parameter. They may be strided, but must be dense per group.
     """
 
+    has_matrix = False
+
     def unsupported_reason(self, module: nn.Module) -> str:
         """Return the reason why this particular layer is not supported; empty if it is supported."""
         return ""
 
     def matrix(self, module: nn.Module) -> Tensor | None:
         """Return the weight that has a ghost norm, if any."""
-        return None
+        return module._parameters.get("weight") if self.has_matrix else None
 
     def runs(self, module: nn.Module, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]] | None:
         """Return the layer's output, and statistics for `vectors`; None if it runs its own `forward`."""
@@ -152,9 +154,7 @@ def _pieces_with_buffer(x: Tensor, dtype: torch.dtype | None = None) -> Iterator
 class LinearRule(LayerRule):
     """y = x Wᵀ + b over any number of positions."""
 
-    def matrix(self, module: nn.Module) -> Tensor | None:
-        assert isinstance(module, nn.Linear)
-        return module.weight
+    has_matrix = True
 
     def vectors(
         self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, statistics: tuple[Tensor, ...] = ()
@@ -188,14 +188,12 @@ class Conv2dRule(LayerRule):
     Convolutions of lines and transposed convolutions are computed as a Conv2d (`_as_conv2d`).
     """
 
+    has_matrix = True
+
     def unsupported_reason(self, module: nn.Module) -> str:
         assert isinstance(module, _ConvNd)
         fits = all(extra < step for extra, step in zip(module.output_padding, module.stride, strict=True))
         return "" if fits else "output_padding is not smaller than the stride"
-
-    def matrix(self, module: nn.Module) -> Tensor | None:
-        assert isinstance(module, _ConvNd)
-        return module.weight
 
     def vectors(
         self, module: nn.Module, x: Tensor, grad: Tensor, num_groups: int, statistics: tuple[Tensor, ...] = ()
@@ -721,6 +719,8 @@ class LayerNormRule(LayerRule):
 class EmbeddingRule(LayerRule):
     """A table looked up by index: the inner product of two one-hot inputs is 1 if their indices are equal."""
 
+    has_matrix = True
+
     def unsupported_reason(self, module: nn.Module) -> str:
         assert isinstance(module, nn.Embedding)
         if module.max_norm is not None:
@@ -728,10 +728,6 @@ class EmbeddingRule(LayerRule):
         if module.scale_grad_by_freq:
             return "scale_grad_by_freq counts the other records' indices"
         return "sparse gradients" if module.sparse else ""
-
-    def matrix(self, module: nn.Module) -> Tensor | None:
-        assert isinstance(module, nn.Embedding)
-        return module.weight
 
     def _mask_padding(self, module: nn.Module, x: Tensor, grad: Tensor) -> Tensor:
         assert isinstance(module, nn.Embedding)
