@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 import torch
@@ -197,10 +197,7 @@ class Task(ABC):
 class ImageTask(Task):
     """A step on images, for a network of `trainers.models.encoder.NETWORKS`."""
 
-    @property
-    def num_views(self) -> int:
-        """The number of views of one record: query, key and one augmented key."""
-        return 3
+    num_views: ClassVar[int] = 3  # query, key and one augmented key
 
     @property
     def tiny(self) -> Task:
@@ -273,11 +270,7 @@ class RecordTask(Task):
 
     group_size: int = 1
     tie_embeddings: bool = False
-
-    @property
-    def num_views(self) -> int:
-        """The number of views of one record."""
-        return 1
+    num_views: ClassVar[int] = 1
 
     @property
     def tiny(self) -> Task:

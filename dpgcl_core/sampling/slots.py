@@ -40,6 +40,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,6 +78,7 @@ class SampledGroups:
     capacity: int
     group_size: int
     sampling_prob: float
+    yields_incomplete: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         PoissonSampler(sampling_prob=self.sampling_prob)
@@ -84,10 +86,6 @@ class SampledGroups:
             raise ConfigError(
                 f"group_size must be from 1 to num_records_public = {self.capacity}; got {self.group_size}"
             )
-
-    @property
-    def yields_incomplete(self) -> bool:
-        return True
 
     def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
         """Return the kept blocks of one step as groups, with row 0 in place of an empty slot.
@@ -158,6 +156,7 @@ class ShardedGroups:
     group_size: int
     sampling_prob: float
     num_shards: int
+    yields_incomplete: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         smallest = len(self.ranges[0])
@@ -168,10 +167,6 @@ class ShardedGroups:
                 "shards"
             )
         self._stage(0)
-
-    @property
-    def yields_incomplete(self) -> bool:
-        return True
 
     @property
     def ranges(self) -> list[range]:

@@ -21,7 +21,7 @@ mask on, however they were drawn.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,10 +129,7 @@ class SampledRecords:
 
     sampler: Sampler
     grouper: Grouper
-
-    @property
-    def yields_incomplete(self) -> bool:
-        return False
+    yields_incomplete: ClassVar[bool] = False
 
     def draw(self, num_records: int, *, sampling: Draws, permutation: Draws) -> DrawnGroups:
         sample = self.sampler.sample(num_records, sampling)

@@ -56,6 +56,7 @@ class Capped(Method):
     """A method that draws Poisson batches truncated to a public cap on their size."""
 
     needs_cap: bool = True
+    sampling: ClassVar[str] = "Poisson, truncated to a uniformly random subset at the cap"
 
     def check(self, numbers: PublicNumbers) -> None:
         cap = numbers.batch_cap
@@ -70,10 +71,6 @@ class Capped(Method):
                 f"{cap} with {numbers.expected_batch_size:g} records expected. Smaller caps truncate most "
                 f"batches. Batches rarely reach a cap of {default_cap(numbers.expected_batch_size)}"
             )
-
-    @property
-    def sampling(self) -> str:
-        return "Poisson, truncated to a uniformly random subset at the cap"
 
     def sampler(self, numbers: PublicNumbers) -> TruncatedPoissonSampler:
         return TruncatedPoissonSampler(sampling_prob=numbers.sampling_prob, batch_cap=cap_of(numbers))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from dp_accounting import dp_event
 
@@ -43,14 +44,8 @@ class Dpcl(Method):
     takes_group_size: bool = False
     takes_pairs: bool = False
     proof: str = "dpgcl_core/methods/baselines/dpcl/statistics.py"
-
-    @property
-    def neighboring_relation(self) -> str:
-        return REPLACE_ONE
-
-    @property
-    def sampling(self) -> str:
-        return "fixed size without replacement"
+    neighboring_relation: ClassVar[str] = REPLACE_ONE
+    sampling: ClassVar[str] = "fixed size without replacement"
 
     def check(self, numbers: PublicNumbers) -> None:
         super().check(numbers)
