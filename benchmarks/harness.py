@@ -14,6 +14,7 @@ import shlex
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -140,43 +141,41 @@ class MeasurementError(DpgclError):
     """A measuring process ended without a number."""
 
 
-def number_of_fresh_process(module: str, order: Row, *, of: str) -> int:
-    """Return the number that `result_of_fresh_process` returns."""
-    return int(result_of_fresh_process(module, order, of=of))
-
-
-def result_of_fresh_process(module: str, order: Row, *, of: str) -> Any:
-    """Return what `python -m MODULE ORDER` prints last, as JSON, in a process with `MALLOC`.
+def result_of_fresh_process(module: str, order: Row, *, of: str, env: Mapping[str, str] = MALLOC) -> Any:
+    """Return what `python -m MODULE ORDER` prints last, as JSON.
 
     Args:
       module: a module of this repository.
       order: the measurement to make, passed as JSON.
       of: the name of the measured side, for messages.
+      env: environment variables to set.
+
+    Raises:
+      MeasurementError: as for `run_fresh_process`.
+    """
+    printed = run_fresh_process("-m", module, json.dumps(order), of=of, env=env)
+    return json.loads(printed.strip().splitlines()[-1])
+
+
+def run_fresh_process(*command: str, of: str, env: Mapping[str, str]) -> str:
+    """Run Python on this copy of the code, and return what it prints.
 
     Raises:
       MeasurementError: the process failed, for example because it ran out of memory.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    process = subprocess.run(
-        [sys.executable, "-m", module, json.dumps(order)],
-        env=os.environ | MALLOC | {"PYTHONPATH": path},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    if process.returncode:
-        last = process.stderr.strip().splitlines()[-1:] or [f"signal {-process.returncode}"]
-        raise MeasurementError(f"measuring the memory of {of} failed: {last[0]}")
-    return json.loads(process.stdout.strip().splitlines()[-1])
-
-
-def or_warning(measure: Callable[[], int]) -> int | None:
-    """Return the result of `measure`; if it fails, print a warning and return None."""
-    try:
-        return measure()
-    except MeasurementError as error:
-        print_line(f"warning: {error}")
-        return None
+    environment = os.environ | {"PYTHONPATH": path} | env
+    # Files, because Ray's processes may keep a pipe open.
+    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
+        process = subprocess.run(
+            [sys.executable, *command], env=environment, cwd=ROOT, stdout=out, stderr=err
+        )
+        out.seek(0)
+        err.seek(0)
+        if process.returncode:
+            reason = err.read().strip()[-2000:] or f"signal {-process.returncode}"
+            raise MeasurementError(f"measuring {of} failed: {reason}")
+        return out.read()
 
 
 def memory_status(field: str) -> int:
@@ -317,6 +316,16 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> 
     lines = [columns, ["---"] * len(columns), *rows]
     bars = ["| " + " | ".join(str(cell) for cell in line) + " |" for line in lines]
     return "\n".join([bars[0], bars[1].replace(" ", ""), *bars[2:]])
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the lines of a text table, with columns of one width.
+
+    >>> aligned([("side", "S"), ("ours", "16")])
+    ['side   S', 'ours   16']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["   ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ from torch import Tensor
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
+from benchmarks.harness import aligned
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input, require_least, require_positive
 from trainers.config.networks import NetworkConfig, NetworkOptions, ViewConfig
@@ -282,11 +283,7 @@ def table(attacks: dict[str, AttackResult], epsilon: float) -> str:
         )
         for name, each in attacks.items()
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    return "\n".join(
-        "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    )
+    return "\n".join(aligned(rows))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

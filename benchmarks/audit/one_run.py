@@ -53,6 +53,7 @@ from torch import Tensor, nn
 
 from benchmarks.audit.bounds import Guesses, Values, guess_canaries, largest_epsilon
 from benchmarks.audit.worst_cases import Crafted
+from benchmarks.harness import aligned
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.types import GroupReport, no_sum
 from dpgcl_core.errors import ConfigError, exit_on_bad_input, require_least
@@ -388,14 +389,12 @@ def table(result: OneRunResult) -> str:
         )
         for name, attack in result.attacks.items()
     ]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(head))]
-    lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     note = (
         f"Lower bounds at δ = {result.delta:g}, each with confidence {result.confidence:g}.\n"
         f"{result.num_canaries} canaries show at most ε ≥ {result.largest_epsilon:.3f}. "
         "A claim that is not refuted is not proven."
     )
-    return "\n".join([*(line.rstrip() for line in lines), note])
+    return "\n".join([*aligned(rows), note])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

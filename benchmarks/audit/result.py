@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from benchmarks.harness import aligned
+
 
 @dataclass(frozen=True, kw_only=True)
 class AuditResult:
@@ -89,12 +91,9 @@ def _cells(row: AuditResult) -> tuple[str, ...]:
 
 def table(results: Sequence[AuditResult]) -> str:
     """Return the rows as text, one for each result."""
-    rows = [_HEAD, *map(_cells, results)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
-    lines = ["   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
     confidence = f", with confidence {results[0].confidence:g} per row" if results else ""
     note = f"Lower bounds: audited ε at delta, audited δ at the claimed ε{confidence}."
-    return "\n".join([*(line.rstrip() for line in lines), note])
+    return "\n".join([*aligned([_HEAD, *map(_cells, results)]), note])
 
 
 def markdown(results: Sequence[AuditResult]) -> str:
