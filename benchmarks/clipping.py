@@ -36,7 +36,7 @@ from typing import Any, Literal
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import harness
-from benchmarks.harness import Output, Page, in_turn, or_warning, ratio_text, seconds_of, side_text
+from benchmarks.harness import Output, Page, in_turn, ratio_text, seconds_of, side_text
 from benchmarks.memory import peak_bytes
 from benchmarks.steps import (
     MICROBATCHES,
@@ -191,7 +191,11 @@ def _ratios(side: dict[str, Any], other_side: dict[str, Any]) -> dict[str, Any]:
 def _memory(options: Options, side: str, task: Task, views: int, channels_last: bool) -> int | None:
     if not options.measure_memory:
         return None
-    return or_warning(lambda: peak_bytes(side, task, views, channels_last=channels_last))
+    try:
+        return peak_bytes(side, task, views, channels_last=channels_last)
+    except harness.MeasurementError as error:
+        harness.print_line(f"warning: {error}")
+        return None
 
 
 def fastest(side: str, options: Options, task: Task, *, channels_last: bool = False) -> tuple[Step, float]:

@@ -21,14 +21,14 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import os
+import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -36,7 +36,7 @@ from unittest.mock import patch
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks import harness
-from benchmarks.harness import ROOT, MeasurementError, Output, Page, print_line
+from benchmarks.harness import MeasurementError, Output, Page, print_line
 from dpgcl_core.errors import ConfigError, exit_on_bad_input
 
 MODULE = "benchmarks.driver_scale"
@@ -236,30 +236,9 @@ def _in_this_process(order: Mapping[str, Any]) -> None:
 # In the measuring process
 
 
-def _in_fresh_process(*command: str) -> tuple[str, float]:
-    """Run Python; return its output, and its CPU seconds from its first import on."""
-    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
-        process = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=ROOT,
-            env=os.environ | {"PYTHONPATH": path},
-            stdout=out,
-            stderr=err,
-        )
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
-        out.seek(0)
-        err.seek(0)
-        if process.returncode:
-            raise MeasurementError(f"{' '.join(command)[:200]} failed: {err.read()[-2000:]}")
-        return out.read(), usage.ru_utime + usage.ru_stime
-
-
-def _ordered(**order: Any) -> dict[str, Any]:
-    printed, _ = _in_fresh_process("-m", MODULE, json.dumps(order))
-    result: dict[str, Any] = json.loads(printed.splitlines()[-1])
-    return result
+def _child_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def measure(kind: str, num_trials: int, arguments: Sequence[str] = ()) -> dict[str, Any]:
@@ -273,12 +252,14 @@ def measure(kind: str, num_trials: int, arguments: Sequence[str] = ()) -> dict[s
     print_line(f"{kind}: {num_trials} trials")
     with tempfile.TemporaryDirectory() as storage:
         row: dict[str, Any] = {"kind": kind, "trials": num_trials}
-        row |= _ordered(kind=kind, num_trials=num_trials, storage=storage, arguments=arguments)
+        order = {"kind": kind, "num_trials": num_trials, "storage": storage, "arguments": arguments}
+        row |= harness.result_of_fresh_process(MODULE, order, of=kind, env={})
         if kind == "replay":
-            _, row["resume_seconds"] = _in_fresh_process(
-                "sweeps/group_size.py", *_arguments(storage, num_trials), "--resume"
-            )
-            row |= _ordered(kind="load", storage=storage)
+            command = ("sweeps/group_size.py", *_arguments(storage, num_trials), "--resume")
+            resume = partial(harness.run_fresh_process, *command, of="resuming", env={})
+            row["resume_seconds"] = harness.timed(resume, _child_seconds).processor
+            order = {"kind": "load", "storage": storage}
+            row |= harness.result_of_fresh_process(MODULE, order, of="loading", env={})
     return row
 
 

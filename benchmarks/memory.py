@@ -37,7 +37,7 @@ def peak_bytes(side: str, task: Task, views_per_microbatch: int, *, channels_las
         "kind": type(task).__name__,
         "task": dataclasses.asdict(task),
     }
-    return harness.number_of_fresh_process("benchmarks.memory", order, of=side)
+    return int(harness.result_of_fresh_process("benchmarks.memory", order, of=f"the memory of {side}"))
 
 
 def _measure(side: str, task: Task, views_per_microbatch: int, channels_last: bool) -> int:

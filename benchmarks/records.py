@@ -140,7 +140,9 @@ def measure_sizes(options: Options) -> list[dict[str, Any]]:
         name = write_shards(options.folder / f"shards-{num}", num)
         for role in ("driver, index built", "driver, index read", "worker"):
             order = {"name": "" if role == "worker" else name, "message": message}
-            row = harness.result_of_fresh_process("benchmarks.records", order, of=f"{num} records")
+            row = harness.result_of_fresh_process(
+                "benchmarks.records", order, of=f"the memory of {num} records"
+            )
             index = Path(name.partition(":")[2], INDEX_FOLDER).glob("*.arrow")
             size = sum(file.stat().st_size for file in index)
             rows.append(row | {"records": num, "role": role, "index": size})
