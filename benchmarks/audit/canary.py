@@ -32,7 +32,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from json import dumps
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -66,14 +66,6 @@ from dpgcl_core.sampling.stage import DrawnGroups
 MIN_RUNS, DEFAULT_RUNS = 200, 4000
 
 
-class WorstCase(Protocol):
-    """A gradient for every set of members, see `benchmarks.audit.worst_cases`."""
-
-    def __call__(
-        self, members: tuple[int, ...], *, group_size: int | None, dim: int
-    ) -> NDArray[np.float64]: ...
-
-
 @dataclass(frozen=True, kw_only=True)
 class AuditCase:
     """One setting to audit.
@@ -95,7 +87,7 @@ class AuditCase:
     name: str
     mechanism: Mechanism
     num_records: int
-    worst: WorstCase = foreign
+    worst: Callable[..., NDArray[np.float64]] = foreign
     dim: int = 1
     num_trials: int = 1
     defect: Defect | None = None
@@ -387,12 +379,7 @@ def print_rows(results: Sequence[AuditResult], options: AuditOptions) -> int:
     return 0 if all(result.as_expected for result in results) else 1
 
 
-class _HasName(Protocol):
-    @property
-    def name(self) -> str: ...
-
-
-_Case = TypeVar("_Case", bound=_HasName)
+_Case = TypeVar("_Case", bound=AuditCase)
 
 
 def chosen_cases(cases: Sequence[_Case], only: Sequence[str]) -> list[_Case]:

@@ -20,6 +20,7 @@ from dpgcl_core.mechanism.method import GradientRule, LossSettings
 from dpgcl_core.mechanism.numbers import GROUPS
 from dpgcl_core.noise.gaussian import GaussianNoise
 from dpgcl_core.noise.randomness import Draws
+from dpgcl_core.sampling.fixed_size import FixedSizeSampler
 from dpgcl_core.sampling.poisson import PoissonSampler
 from dpgcl_core.sampling.slots import SampledGroups, ShardedGroups
 from dpgcl_core.sampling.stage import DrawnGroups, GroupStage, SampledRecords
@@ -180,16 +181,6 @@ def _not_permuted(step: Step, mechanism: Mechanism) -> Step:
     return dataclasses.replace(step, stage=stage)
 
 
-@dataclass(frozen=True)
-class _FixedSize:
-    """Always draws exactly the expected number of records."""
-
-    size: int
-
-    def sample(self, num_records: int, generator: Draws) -> NDArray[np.int64]:
-        return np.sort(generator.permutation(np.arange(num_records))[: self.size])
-
-
 @dataclass(frozen=True, kw_only=True)
 class _WrongSlots:
     """Draws blocks of slots with a defect.
@@ -235,7 +226,7 @@ def _fixed_size(step: Step, mechanism: Mechanism) -> Step:
     if mechanism.sampling == GROUPS:
         stage = _wrong_slots(mechanism, num_kept=round(mechanism.divisor))
         return dataclasses.replace(step, stage=stage)
-    sampler = _FixedSize(round(mechanism.expected_batch_size))
+    sampler = FixedSizeSampler(batch_size=round(mechanism.expected_batch_size))
     return dataclasses.replace(step, stage=SampledRecords(sampler=sampler, grouper=mechanism.grouper()))
 
 

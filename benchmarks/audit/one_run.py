@@ -52,6 +52,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from benchmarks.audit.bounds import Guesses, Values, guess_canaries, largest_epsilon
+from benchmarks.audit.step_defects import as_planted
 from benchmarks.audit.worst_cases import Crafted
 from benchmarks.harness import aligned
 from dpgcl_core.clipping.clipper import GroupClipper
@@ -218,10 +219,8 @@ class _CanaryMechanism(Mechanism):
 
 
 def _with_canaries(config: TrainingConfig, canaries: Canaries, noise_factor: float) -> TrainingConfig:
-    mechanism = config.mechanism
-    kind = type("_Planted", (_CanaryMechanism,), {"canaries": canaries, "noise_factor": noise_factor})
-    values = {each.name: getattr(mechanism, each.name) for each in dataclasses.fields(mechanism)}
-    return dataclasses.replace(config, mechanism=kind(**values))
+    attributes = {"canaries": canaries, "noise_factor": noise_factor}
+    return dataclasses.replace(config, mechanism=as_planted(config.mechanism, _CanaryMechanism, **attributes))
 
 
 # Attacks

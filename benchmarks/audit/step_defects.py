@@ -134,12 +134,15 @@ class _PlantedMechanism(Mechanism):
 
 def planted_mechanism(mechanism: Mechanism, defect: Defect) -> Mechanism:
     """Return the mechanism with a defect; a new class for each one holds its last draw."""
-    own: dict[str, Any] = {"wrong": defect.plant(step_of(mechanism), mechanism), "draws": []}
-    kind = type("_Planted", (_PlantedMechanism,), own)
-    made: Mechanism = kind(
-        **{each.name: getattr(mechanism, each.name) for each in dataclasses.fields(mechanism)}
+    return as_planted(
+        mechanism, _PlantedMechanism, wrong=defect.plant(step_of(mechanism), mechanism), draws=[]
     )
-    return made
+
+
+def as_planted(mechanism: Mechanism, kind: type[Mechanism], **attributes: Any) -> Mechanism:
+    """Return the mechanism as one of a new class, which has these class attributes."""
+    planted: Mechanism = type("_Planted", (kind,), attributes)(**vars(mechanism))
+    return planted
 
 
 @dataclass
