@@ -35,6 +35,7 @@ from torch import Tensor
 sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 from benchmarks.harness import aligned
+from benchmarks.steps import unscored_data
 from dpgcl_core.command_line import run_command
 from dpgcl_core.errors import ConfigError, DataError, exit_on_bad_input, require_least, require_positive
 from trainers.config.networks import NetworkConfig, NetworkOptions, ViewConfig
@@ -42,7 +43,7 @@ from trainers.config.nodes import ObjectiveConfig, OptimizerConfig
 from trainers.config.settings import TrainingOptions
 from trainers.config.training import TrainingConfig
 from trainers.config.tree import replace_options
-from trainers.data.dataset import TrainingData, image_shape_of
+from trainers.data.dataset import image_shape_of
 from trainers.data.dataset_registry import BUILTIN_DATASETS
 from trainers.data.loading import check_dataset_name, load_dataset, modality_of_name
 from trainers.data.records import Records
@@ -245,10 +246,7 @@ def infer_membership(options: MembershipOptions) -> dict[str, AttackResult]:
 
 def _train_encoder(setting: TrainingOptions, members: Records, options: MembershipOptions) -> Encoder:
     config = training_config(setting, num_records=len(members), public_seed=options.public_seed)
-    data = TrainingData(
-        train=members, index=None, queries=None, train_is_public=True, evaluation_is_public=True
-    )
-    encoder = train(config, data).encoder
+    encoder = train(config, unscored_data(members)).encoder
     assert isinstance(encoder, Encoder)
     return encoder
 

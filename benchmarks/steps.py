@@ -319,6 +319,13 @@ def _synthetic_records(task: str, count: int, image_shape: tuple[int, int, int])
     return task_named(task).synthetic_records(count, image_shape)
 
 
+def unscored_data(records: AnyRecords, *, are_public: bool = True) -> TrainingData:
+    """Return data that are trained on, and not scored on."""
+    return TrainingData(
+        train=records, index=None, queries=None, train_is_public=are_public, evaluation_is_public=are_public
+    )
+
+
 class Step(Protocol):
     """One side of a measurement, ready to be timed."""
 
@@ -334,10 +341,8 @@ class OurStep:
     def __init__(self, task: Task, views_per_microbatch: int, workers: Workers | None = None) -> None:
         self.task, self.views_per_microbatch = task, views_per_microbatch
         self.records = task.records()
-        data = TrainingData(
-            train=self.records, index=None, queries=None, train_is_public=True, evaluation_is_public=True
-        )
-        self.run = prepare(task.config(views_per_microbatch), data, workers or SingleWorker())
+        config, data = task.config(views_per_microbatch), unscored_data(self.records)
+        self.run = prepare(config, data, workers or SingleWorker())
         self.run.num_steps_done = 1  # by-products are recorded only at the first step
 
     def take(self) -> None:

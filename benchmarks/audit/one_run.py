@@ -55,6 +55,7 @@ from benchmarks.audit.bounds import Guesses, Values, guess_canaries, largest_eps
 from benchmarks.audit.step_defects import as_planted
 from benchmarks.audit.worst_cases import Crafted
 from benchmarks.harness import aligned
+from benchmarks.steps import unscored_data
 from dpgcl_core.clipping.clipper import GroupClipper
 from dpgcl_core.clipping.types import GroupReport, no_sum
 from dpgcl_core.errors import ConfigError, exit_on_bad_input, require_least
@@ -71,7 +72,7 @@ from sweeps.service.options.sweep_options import SweepOptions, errors_in_flags
 from sweeps.service.planning.sweep_data import load_training_data
 from trainers.config.nodes import EvaluationConfig
 from trainers.config.training import TrainingConfig
-from trainers.data.dataset import AnyRecords, TrainingData, image_shape_of, modality_of, num_public_classes
+from trainers.data.dataset import image_shape_of, modality_of, num_public_classes
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
 from trainers.training.step import Training, prepare
@@ -303,7 +304,7 @@ def audit_once(options: OneRunOptions, generator: np.random.Generator | None = N
     records = data.train.take(np.arange(min(len(data.train), config.mechanism.num_records_public)))
     num_canaries = options.num_canaries
     _check(config, len(records), options)
-    start = prepare(config, _public(records), SingleWorker())
+    start = prepare(config, unscored_data(records), SingleWorker())
     coordinates = generator.permutation(quiet_coordinates(start, num_canaries))
     order = generator.permutation(len(records))
     coins: Coins = generator.random(num_canaries) < 0.5
@@ -312,7 +313,7 @@ def audit_once(options: OneRunOptions, generator: np.random.Generator | None = N
     canaries = Canaries(first_row=num_others, coordinates=coordinates[coins])
     workers, mechanism = _NoisySums(coordinates), config.mechanism
     trained = _with_canaries(config, canaries, options.noise_factor)
-    result = train(trained, _public(records.take(rows)), workers=workers)
+    result = train(trained, unscored_data(records.take(rows)), workers=workers)
     names = [name for name, weight in start.encoder.named_parameters() if weight.requires_grad]
     scores = {
         "every step": step_scores(np.stack(workers.steps), mechanism),
@@ -330,12 +331,6 @@ def audit_once(options: OneRunOptions, generator: np.random.Generator | None = N
         num_canaries=num_canaries,
         noise_factor=options.noise_factor,
         confidence=confidence,
-    )
-
-
-def _public(records: AnyRecords) -> TrainingData:
-    return TrainingData(
-        train=records, index=None, queries=None, train_is_public=True, evaluation_is_public=True
     )
 
 

@@ -68,6 +68,7 @@ from benchmarks.audit.worst_cases import (
     in_order,
     newcomer,
 )
+from benchmarks.steps import unscored_data
 from dpgcl_core.clipping.types import Objective
 from dpgcl_core.command_line import run_command
 from dpgcl_core.durable_files import replacing
@@ -79,7 +80,7 @@ from dpgcl_core.workers import DistributedWorkers, SingleWorker, Workers
 from trainers.config.networks import AnyNetworkConfig, NetworkConfig
 from trainers.config.nodes import EvaluationConfig, OptimizerConfig, PerformanceConfig
 from trainers.config.training import TrainingConfig
-from trainers.data.dataset import AnyRecords, TrainingData
+from trainers.data.dataset import AnyRecords
 from trainers.data.records import Records
 from trainers.models.encoder import ImageShape
 from trainers.tasks.task import Task, register_task
@@ -325,14 +326,7 @@ def _one_training(
     workers = case.workers(inner, config.mechanism)
     records = _records(case.num_records, canary_row)
     # A seeded training is not private, so its records are declared public; all others are private.
-    data = TrainingData(
-        train=records,
-        index=None,
-        queries=None,
-        train_is_public=seed is not None,
-        evaluation_is_public=seed is not None,
-    )
-    train(config, data, workers=workers)
+    train(config, unscored_data(records, are_public=seed is not None), workers=workers)
     shape = (num_runs + 1, 1, num_steps, case.dim)
     iterates = divisor * torch.stack(_TASK.iterates).numpy()
     clean = divisor * torch.stack(workers.clean).numpy()
