@@ -17,6 +17,7 @@ import math
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 sys.path[0] = str(Path(__file__).resolve().parents[1])
@@ -148,14 +149,9 @@ def tukey_has_winner(layout: Layout) -> bool:
     return True
 
 
-_critical: dict[tuple[int, int], float] = {}
-
-
+@cache
 def _tukey(num_treatments: int, degrees: int) -> float:
-    key = num_treatments, degrees
-    if key not in _critical:
-        _critical[key] = float(studentized_range.isf(LEVEL, *key))
-    return _critical[key]
+    return float(studentized_range.isf(LEVEL, num_treatments, degrees))
 
 
 def row_of(cell: Cell, num_sweeps: int, seed: int) -> dict[str, float]:
