@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import socket
 import statistics
 import sys
 import tempfile
@@ -39,6 +38,7 @@ from dpgcl_core.workers import current_workers
 
 BATCH_SIZES = {"tiny_cnn": 1024, "small_cnn": 1024, "resnet18": 64}
 MICROBATCH = {"tiny_cnn": 384, "small_cnn": 384, "resnet18": 96}
+_SECONDS = "seconds.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,26 +114,23 @@ def _seconds(
 ) -> list[float]:
     """Return the seconds of each timed step of `count` worker processes."""
     with tempfile.TemporaryDirectory(prefix="dpgcl-") as folder:
-        file = Path(folder) / "seconds.json"
-        arguments = (count, _free_port(), task, views_per_microbatch, steps, is_own_loop, str(file))
-        spawn(_work, args=arguments, nprocs=count)
-        found: list[float] = json.loads(file.read_text())
+        spawn(_work, args=(count, folder, task, views_per_microbatch, steps, is_own_loop), nprocs=count)
+        found: list[float] = json.loads(Path(folder, _SECONDS).read_text())
     return found
 
 
 def _work(
     rank: int,
     count: int,
-    port: int,
+    folder: str,
     task: ImageTask,
     views_per_microbatch: int,
     steps: int,
     is_own_loop: bool,
-    file: str,
 ) -> None:
     """Run one worker; the first writes the times. As in trainings, a single worker has no process group."""
     if count > 1:
-        dist.init_process_group("gloo", f"tcp://127.0.0.1:{port}", rank=rank, world_size=count)
+        dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=count)
     step: Step
     if is_own_loop:
         step = OwnLoopStep(task, views_per_microbatch)
@@ -148,16 +145,10 @@ def _work(
         step.take()
         times.append(time.perf_counter() - started)
     if rank == 0:
-        Path(file).write_text(json.dumps(times))
+        Path(folder, _SECONDS).write_text(json.dumps(times))
     if count > 1:
         dist.barrier()
         dist.destroy_process_group()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
