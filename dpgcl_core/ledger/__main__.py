@@ -40,8 +40,7 @@ def show_command(
         print(budget_ledger.statement(dataset).to_json())
         return
     for dataset_id in (dataset,) if dataset else budget_ledger.dataset_ids():
-        for line in _lines(budget_ledger.read_charges(dataset_id, with_pld=pld)):
-            print(line)
+        print(*_lines(budget_ledger.read_charges(dataset_id, with_pld=pld)), sep="\n")
     print(_head_line(budget_ledger.head()))
 
 
@@ -172,8 +171,7 @@ def cap_command(
         check_delta(delta, num_records_public)
         budget_ledger = budget_ledger or Ledger.create(url)  # after all checks: no empty ledger is left
         budget_ledger.register(dataset, cap, num_records_public=num_records_public, unit=unit)
-    for line in _lines(budget_ledger.read_charges(dataset, with_pld=False)):
-        print(line)
+    print(*_lines(budget_ledger.read_charges(dataset, with_pld=False)), sep="\n")
     if epsilon > _LARGE_EPSILON:
         print(f"note: ε = {epsilon:g} guarantees almost nothing")
 
@@ -234,8 +232,7 @@ def restored_command(
     )
     if data:
         budget_ledger.bind(dataset, data)
-    for line in _lines(budget_ledger.read_charges(dataset, with_pld=False)):
-        print(line)
+    print(*_lines(budget_ledger.read_charges(dataset, with_pld=False)), sep="\n")
 
 
 def _check_marks(ledger: Ledger, data: Path) -> None:
