@@ -164,7 +164,7 @@ def run_fresh_process(*command: str, of: str, env: Mapping[str, str]) -> str:
       MeasurementError: the process failed, for example because it ran out of memory.
     """
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-    environment = os.environ | {"PYTHONPATH": path} | env
+    environment = {**os.environ, "PYTHONPATH": path, **env}
     # Files, because Ray's processes may keep a pipe open.
     with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as err:
         process = subprocess.run(
