@@ -155,20 +155,11 @@ class Books:
         facts = entry.facts
         if facts["dataset_id"] in self.accounts:
             raise LedgerError("it registers a data set a second time")
-        account = Account(
-            dataset_id=facts["dataset_id"],
-            unit=facts["unit"],
-            neighboring_relation=facts["neighboring_relation"],
-            num_records_public=facts["num_records_public"],
-            cap=Cap.from_facts(facts["cap"]),
-        )
+        cap = Cap.from_facts(facts["cap"])
+        values = {name: facts[name] for name in ("unit", "neighboring_relation", "num_records_public")}
         if check:
-            check_registration(
-                unit=account.unit,
-                neighboring_relation=account.neighboring_relation,
-                num_records_public=account.num_records_public,
-                cap=account.cap,
-            )
+            check_registration(**values, cap=cap)
+        account = Account(dataset_id=facts["dataset_id"], **values, cap=cap)
         self.accounts[account.dataset_id] = account
         return account
 

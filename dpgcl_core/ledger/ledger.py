@@ -153,17 +153,12 @@ class Ledger:
         """
         if not dataset_id or not isinstance(dataset_id, str):
             raise ConfigError(f"dataset_id must be non-empty text; got {dataset_id!r}")
-        check_registration(
-            unit=unit,
-            neighboring_relation=neighboring_relation,
-            num_records_public=num_records_public,
-            cap=cap,
-        )
         values: dict[str, Any] = {
             "unit": unit,
             "neighboring_relation": neighboring_relation,
             "num_records_public": num_records_public,
         }
+        check_registration(**values, cap=cap)
         with self._session.writing() as draft:
             account = draft.books.accounts.get(dataset_id)
             if account is None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import Final, Literal
 
-from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER
+from dpgcl_core.accounting.composition import MIN_NOISE_MULTIPLIER, check_noise_multiplier
 from dpgcl_core.clipping.clipper import FLAT, check_clip_norm, gamma_of
 from dpgcl_core.errors import ConfigError, require_least
 from dpgcl_core.sampling.groups import BATCH, GroupSize
@@ -181,10 +181,7 @@ class PublicNumbers:
         if self.group_size != BATCH and not int(self.group_size) >= 1:
             raise ConfigError(f'group_size must be a positive integer or "batch"; got {self.group_size!r}')
         check_clip_norm(self.l2_clip_norm)
-        if not (self.noise_multiplier >= 0 and math.isfinite(self.noise_multiplier)):
-            raise ConfigError(
-                f"noise_multiplier must be finite and not negative; got {self.noise_multiplier}"
-            )
+        check_noise_multiplier(self.noise_multiplier)
         if 0 < self.noise_multiplier < MIN_NOISE_MULTIPLIER:
             raise ConfigError(
                 f"noise_multiplier must be at least {MIN_NOISE_MULTIPLIER} (smaller values protect "
