@@ -13,7 +13,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,30 +36,9 @@ _IMAGES_AT_ONCE = 256
 _CHANGED = "a file must not change after it was indexed; one has changed. Load the data again"
 
 
-class ReadOnAccess(Protocol):
-    """Images that are read on access; an array has the same interface with all images in memory."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(number of images, channels, height, width)."""
-
-    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """Return the images at `rows`, `[n, channels, height, width]`."""
-
-    def select(self, rows: NDArray[np.int64]) -> ReadOnAccess:
-        """Return the same store with only the images at `rows`, without reading any."""
-
-    def in_channels(self, channels: int) -> ReadOnAccess:
-        """Return the same images as grey (one channel) or colour (three), without reading any."""
-
-
-Images = NDArray[np.uint8] | ReadOnAccess
-"""Images in memory, or images that are read on access."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class StoredImages:
-    """Encoded images in files, decoded on access by several threads; see `ReadOnAccess`.
+    """Encoded images in files, decoded on access by several threads.
 
     Attributes:
       files: the path of every file, or its address in a bucket, as bytes.
@@ -155,31 +134,13 @@ class StoredImages:
         return sound
 
     def _content(self, place: tuple[int, int, int]) -> bytes:
-        # Opening the file each time costs microseconds, and no handle outlives this call or a fork.
         number, offset, num_bytes = place
-        content = None
-        try:
-            descriptor = os.open(self.files[number], os.O_RDONLY)
-            try:
-                state = os.fstat(descriptor)
-                if (state.st_size, state.st_mtime_ns) == tuple(self.stamps[number].tolist()):
-                    content = os.pread(descriptor, num_bytes, offset)
-            finally:
-                os.close(descriptor)
-        except OSError:
-            pass
-        if content is None:
-            # The file's name would disclose information about the records that were drawn.
-            raise RecordsError(
-                _CHANGED,
-                {"files": [os.fsdecode(self.files[number])]},
-            )
-        return content
+        return _read_unchanged(self.files[number], self.stamps[number].tolist(), num_bytes, [offset])[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayImages:
-    """Pixels of an array that stays in an uncompressed `.npz`; see `ReadOnAccess`.
+    """Pixels of an array that stays in an uncompressed `.npz`, read on access.
 
     Attributes:
       file: the path of the file.
@@ -222,15 +183,10 @@ class ArrayImages:
         Raises:
           RecordsError: the file has changed since it was opened.
         """
-        num_bytes, contents = math.prod(self.stored_shape[1:]), list[bytes]()
-        with suppress(OSError), open(self.file, "rb", buffering=0) as file:
-            state = os.fstat(file.fileno())
-            if (state.st_size, state.st_mtime_ns) == self.stamp:
-                places = self.offset + num_bytes * self.rows[rows]
-                contents = [os.pread(file.fileno(), num_bytes, place) for place in places.tolist()]
+        num_bytes = math.prod(self.stored_shape[1:])
+        places = self.offset + num_bytes * self.rows[rows]
+        contents = _read_unchanged(self.file, self.stamp, num_bytes, places.tolist())
         pixels = np.frombuffer(b"".join(contents), dtype=np.uint8)
-        if len(contents) != len(rows) or len(pixels) != num_bytes * len(rows):
-            raise RecordsError(_CHANGED, {"files": [os.fsdecode(self.file)]})
         images = channels_first(pixels.reshape(len(rows), *self.stored_shape[1:]), "images")
         if self.image_size is not None and len(images):
             images = resize_images(images, self.image_size)
@@ -243,6 +199,23 @@ class ArrayImages:
     def in_channels(self, channels: int) -> ArrayImages:
         """Return the same images as grey (one channel) or colour (three), without reading any."""
         return dataclasses.replace(self, channels=channels)
+
+
+Images = NDArray[np.uint8] | StoredImages | ArrayImages
+"""Images in memory, or images that are read on access."""
+
+
+def _read_unchanged(file: bytes, stamp: Sequence[int], num_bytes: int, offsets: Sequence[int]) -> list[bytes]:
+    """Return the bytes at each offset of a file; raise RecordsError unless the file has this stamp."""
+    # Opening the file each time costs microseconds, and no handle outlives this call or a fork.
+    with suppress(OSError), open(file, "rb", buffering=0) as opened:
+        state = os.fstat(opened.fileno())
+        if (state.st_size, state.st_mtime_ns) == tuple(stamp):
+            contents = [os.pread(opened.fileno(), num_bytes, offset) for offset in offsets]
+            if all(len(content) == num_bytes for content in contents):
+                return contents
+    # The file's name would disclose information about the records that were drawn.
+    raise RecordsError(_CHANGED, {"files": [os.fsdecode(file)]})
 
 
 def stamp_of(file: DataFile) -> tuple[int, int]:
