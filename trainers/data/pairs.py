@@ -361,12 +361,4 @@ def caption_fault(captions: Iterable[str]) -> str:
         return "empty caption"
     if any(len(text) > MAX_CAPTION_CHARACTERS for text in texts):
         return f"caption of more than {MAX_CAPTION_CHARACTERS} characters"
-    return "caption not UTF-8" if any(not _is_utf8(text) for text in texts) else ""
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return "caption not UTF-8" if any(encodable(text) != text for text in texts) else ""

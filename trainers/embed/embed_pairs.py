@@ -25,7 +25,7 @@ from trainers.data.pair_options import PairOptions
 from trainers.data.pairs import ImageTextRecords, caption_fault
 from trainers.data.stored_images import Images, digests_of, select
 from trainers.embed.embedding_parts import ROWS_PER_PART, Embedded, PartFolder
-from trainers.evaluation.features import read_images
+from trainers.evaluation.features import finite_features, read_images
 from trainers.evaluation.linear_probe import Features
 from trainers.evaluation.pair_scores import PAIRS_AT_ONCE
 from trainers.evaluation.retrieval import embed_in_batches
@@ -108,7 +108,7 @@ def embed_with_image_tower(
     def embed(rows: slice) -> torch.Tensor:
         return encoder.embed_images(normalise(read_images(images, rows).to(device)))
 
-    return _to_finite_array(embed_in_batches(embed, images.shape[0], batch_size))
+    return finite_features(embed_in_batches(embed, images.shape[0], batch_size))
 
 
 def embed_texts(encoder: ImageTextEncoder, captions: Sequence[str], batch_size: int) -> Embedded:
@@ -121,12 +121,7 @@ def embed_texts(encoder: ImageTextEncoder, captions: Sequence[str], batch_size: 
         num_truncated += tokenized.num_truncated
         return encoder.embed_texts(tokenized.tokens.to(device))
 
-    return _to_finite_array(embed_in_batches(embed, len(captions), batch_size)), num_truncated
-
-
-def _to_finite_array(embedded: torch.Tensor) -> Features:
-    finite: Features = np.nan_to_num(embedded.cpu().numpy(), posinf=0.0, neginf=0.0)
-    return finite
+    return finite_features(embed_in_batches(embed, len(captions), batch_size)), num_truncated
 
 
 def parts_of(dataset: Dataset) -> list[AnyRecords]:
