@@ -303,9 +303,8 @@ def _release_heap() -> None:
 
 
 def _train(trial: RayTrial, data: TrainingData) -> dict[str, Any]:
-    from trainers.training.loop import (
-        train,  # imports torch and scikit-learn, which the processes that only wait do not need
-    )
+    # Imports torch and scikit-learn, which the processes that only wait do not need.
+    from trainers.training.loop import train
 
     with details_kept(trial.storage_root):
         result = train(

@@ -38,13 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options: EmbedOptions = run_command(
         EmbedOptions, prog="python -m trainers.embed", description=__doc__, arguments=arguments
     )
+    # Imported here, as they load torch, which the help does not need.
     from trainers.embed.embed_images import embed_with_image_encoder, embed_with_towers
-    from trainers.embed.embedding_files import (
-        NOTE,
-        NPZ,
-        PARQUET,
-        check_target,
-    )  # imported here, as it loads torch, which the help does not need
+    from trainers.embed.embedding_files import NOTE, NPZ, PARQUET, check_target
     from trainers.export.description import CLIP, read_description
 
     check_target(options.to, PARQUET, NPZ)

@@ -64,16 +64,14 @@ def connect(tracking_uri: str, *, create: bool = False) -> MlflowClient:
     file = _sqlite_file(tracking_uri, create=create) if tracking_uri.lower().startswith("sqlite") else None
     for name, value in _HTTP_DEFAULTS.items():
         os.environ.setdefault(name, value)
-    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = (
-        "true"  # its links contain the user and the password
-    )
+    # MLflow's links contain the user and the password.
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
 
     from mlflow.tracking import MlflowClient
 
     # Its message about a database that does not answer quotes the whole address. The error is raised anyway.
     logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)
-    address = masked(tracking_uri)
-    fix = "" if is_database(tracking_uri) else _SERVER_FIX.format(address=address.rstrip("/"))
+    fix = "" if is_database(tracking_uri) else _SERVER_FIX.format(address=masked(tracking_uri).rstrip("/"))
     with _short_requests(), server_errors(tracking_uri, "connecting", fix, every=True):
         if file is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
