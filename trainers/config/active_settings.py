@@ -12,14 +12,12 @@ from typing import Any
 from dpgcl_core.mechanism.registry import METHODS
 from trainers.config.optimizer_registry import OPTIMIZERS
 
-_GREY_CHANNELS = 1
-
 _CONDITIONS: Mapping[str, Callable[[Mapping[str, Any]], bool]] = {
     "temperature": lambda params: _method_takes(params, "takes_temperature"),
     "momentum": lambda params: _has_momentum(params),
     "loss_scale": lambda params: params.get("precision") == "float16",
     **dict.fromkeys(("min_blur_sigma", "max_blur_sigma"), lambda params: bool(params.get("blur_prob"))),
-    **dict.fromkeys(("saturation", "hue"), lambda params: _num_channels(params) != _GREY_CHANNELS),
+    **dict.fromkeys(("saturation", "hue"), lambda params: _num_channels(params) != 1),
     **dict.fromkeys(
         ("lora_alpha", "lora_targets", "lora_towers", "lora_layers"),
         lambda params: bool(params.get("lora_rank", 1)),

@@ -145,10 +145,7 @@ class PatchNetwork(TransformerNetwork):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(
-            self.patch_size is None or self.patch_size >= 1,
-            f"patch_size must be at least 1 pixel; got {self.patch_size}",
-        )
+        require_least(self, 1, "patch_size")
 
 
 @dataclass(frozen=True, kw_only=True)

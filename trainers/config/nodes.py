@@ -69,9 +69,8 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         require_positive(self, "learning_rate")
-        require(
-            0 <= self.weight_decay < math.inf,
-            f"weight_decay must be finite and not negative; got {self.weight_decay}",
+        require_each(
+            self, ("weight_decay",), "be finite and not negative", lambda value: 0 <= value < math.inf
         )
         require_each(self, ("momentum", "ema_decay"), "be in [0, 1)", lambda value: 0 <= value < 1)
         _require_not_negative(self, "warmup_steps")

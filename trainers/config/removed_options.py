@@ -34,12 +34,6 @@ _NO_VIEW_DRAWS = (
 )
 _NO_NEGATIVES = "removed in 0.2.0: use --warm-start, which learns from public records before the training"
 _NO_SUBSPACE = "removed in 0.2.0: use --warm-start with public records; --lora-rank trains fewer weights"
-_NO_NOISE_SGD = (
-    "removed in 0.2.0: use --optimizer sgd with its learning rate times divisor / (noise_multiplier · "
-    "sensitivity), which takes the same steps if there is no weight decay"
-)
-
-_NO_LARS = "removed in 0.2.0: use --optimizer adamw, or sgd with its own learning rate"
 _NO_FEW_SHOT = "removed in 0.2.0: use --max-index-records to fit the probes on few labelled records"
 _NO_NOTIFY = "removed in 0.2.0: use a command after the sweep that reads its exit code (docs/cluster.md)"
 _NO_SEARCH = "removed in 0.2.0: use --release, where open runs the whole grid and sealed draws from it"
@@ -72,8 +66,11 @@ REMOVED_FIELDS: Mapping[str, RemovedField] = {
 """The removed options by their place in a configuration file, section and field."""
 
 REMOVED_CHOICES: Mapping[tuple[str, str], str] = {
-    ("optimizer", "noise_sgd"): _NO_NOISE_SGD,
-    ("optimizer", "lars"): _NO_LARS,
+    ("optimizer", "noise_sgd"): (
+        "removed in 0.2.0: use --optimizer sgd with its learning rate times divisor / (noise_multiplier · "
+        "sensitivity), which takes the same steps if there is no weight decay"
+    ),
+    ("optimizer", "lars"): "removed in 0.2.0: use --optimizer adamw, or sgd with its own learning rate",
     ("sampler", "qmc"): "removed in 0.2.0: use --sampler random, which uses no scores either",
 }
 """The changelog's lines by (option, removed value), for options that still exist."""

@@ -72,7 +72,12 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         super().__post_init__()
         self._check_pairs()
         self._check_method()
-        self._check_schedule()
+        warmup, num_steps = self.optimizer.warmup_steps, self.mechanism.num_steps
+        require(
+            not warmup or not num_steps or warmup < num_steps,
+            "warmup_steps must be less than num_steps, so that the learning rate reaches its value; got "
+            f"{warmup} and {num_steps}",
+        )
 
     def _check_method(self) -> None:
         method, rule = self.mechanism.rules, self.rule()
@@ -96,8 +101,8 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
                 f"{method.name} compares all groups of a step, so none may be incomplete, but its group "
                 "stage yields incomplete groups. Use a method that clips each group separately"
             )
-        private = self.mechanism.is_private and method.trains
-        if self.isolates_groups and private and not _isolates(rule):
+        isolates = isinstance(rule, GroupClipper) and rule.isolated
+        if self.isolates_groups and self.mechanism.is_private and method.trains and not isolates:
             raise ConfigError(
                 f"{method.name} passes the records of several units through the network at once, which "
                 f"{self.network.name} might mix. If it mixes no records and keeps no state, pass "
@@ -144,14 +149,6 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             raise ConfigError(
                 f"temperature must be in [0.01, 1] if learn_temperature is set; got {self.temperature}"
             )
-
-    def _check_schedule(self) -> None:
-        warmup, num_steps = self.optimizer.warmup_steps, self.mechanism.num_steps
-        require(
-            not warmup or not num_steps or warmup < num_steps,
-            "warmup_steps must be less than num_steps, so that the learning rate reaches its value; got "
-            f"{warmup} and {num_steps}",
-        )
 
     @property
     def loss_settings(self) -> LossSettings:
@@ -272,7 +269,3 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
             "warm_start": self.warm_start_sha256,
             "warm_start_origin": self.warm_start.origin if self.warm_start is not None else None,
         }
-
-
-def _isolates(rule: GradientRule) -> bool:
-    return isinstance(rule, GroupClipper) and rule.isolated
