@@ -35,7 +35,6 @@ from trainers.data.pairs import LoadedData
 from trainers.data.records import Records
 from trainers.data.request import Request
 
-_EUROSAT_SIZE = 32
 _DAMAGED_FILE_ERRORS = (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error, zipfile.BadZipFile)
 
 
@@ -138,7 +137,7 @@ def load_eurosat(request: Request) -> LoadedData:
     Raises:
       DataError: the data are not on this machine and cannot be downloaded, or are damaged.
     """
-    (file,), size = FILES["eurosat"], request.image_size or _EUROSAT_SIZE
+    (file,), size = FILES["eurosat"], request.image_size or 32
     with zipfile.ZipFile(find_or_download(file, "eurosat")) as archive:
         names = sorted(name for name in archive.namelist() if name.endswith(".jpg"))
         encoded = [archive.read(name) for name in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,17 +38,13 @@ class ArrowColumn(Sequence[Any]):
         return (tuple(value) if isinstance(value, list) else value for value in values_of(self.array))
 
     def __eq__(self, value: object) -> bool:
-        return isinstance(value, Sequence) and len(self) == len(value) and all(map(_equal, self, value))
+        return isinstance(value, Sequence) and len(self) == len(value) and all(map(operator.eq, self, value))
 
     __hash__ = None  # type: ignore[assignment]
 
     def select(self, rows: NDArray[np.int64]) -> ArrowColumn:
         """Return the values at `rows`."""
         return ArrowColumn(take_rows(self.array, rows))
-
-
-def _equal(first: Any, second: Any) -> bool:
-    return bool(first == second)
 
 
 def combined(column: pa.Array | pa.ChunkedArray) -> pa.Array:

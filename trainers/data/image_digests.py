@@ -21,7 +21,6 @@ DIGESTS = np.dtype([("pixels", np.uint64), ("look", np.uint64)])
 """A digest of the size and colours of an image, and its perceptual hash; 0 if the image has none."""
 
 _LUMA = np.array([0.299, 0.587, 0.114])
-_SMALLEST_SIDE = 16
 _LEAST_CONTRAST = 0.25
 _MAX_DISTANCE, _BAND_BITS = 4, 13  # five bands of 13 bits, the last of 12
 
@@ -37,7 +36,7 @@ def image_digests(images: NDArray[np.uint8]) -> NDArray[np.void]:
     key = str(colour.shape[1:]).encode()
     pixels = (hashlib.blake2b(image.tobytes(), digest_size=8, key=key).digest() for image in colour)
     digests["pixels"] = np.frombuffer(b"".join(pixels), dtype="<u8")
-    if min(images.shape[2:]) >= _SMALLEST_SIDE:
+    if min(images.shape[2:]) >= 16:
         rows, columns = (_cosines(side) for side in images.shape[2:])
         waves = rows @ images.astype(np.float32) @ columns.T
         waves = (_LUMA if images.shape[1] == 3 else np.ones(1)) @ waves.reshape(*images.shape[:2], -1)

@@ -77,7 +77,7 @@ class ImageScan:
     Attributes:
       request: the data to read.
       keeps_pixels: whether the pixels stay in memory; else the index is read or built.
-      decoded: each image in the order of the scan, or the name of its fault; empty without pixels.
+      decoded: each image in the order of the scan, or the name of its fault; None without pixels.
       stamps: the `stamp_of` each index file, taken before it was read.
     """
 
@@ -92,7 +92,6 @@ class ImageScan:
         """
         self.request = request
         self.keeps_pixels = request.in_memory
-        self.decoded: list[Any] = []
         self.stamps: dict[Path, tuple[int, int]] = {}
         address, parent = address_of(folder), request.index_folder
         if address and parent is None:
@@ -108,6 +107,7 @@ class ImageScan:
             pixels = size * size if size else next((h * w for h, w in sizes if h), 0)
             # Without a readable image nothing is known, and nothing is kept.
             self.keeps_pixels = pixels > 0 and 3 * pixels * num_images <= free_memory() // 4
+        self.decoded: list[Any] | None = [] if self.keeps_pixels else None
 
     def facts(self, sources: Sequence[Source]) -> dict[str, Any]:
         """Decode images in several threads, and return the facts of each by column; see `schema_of`."""
@@ -121,7 +121,7 @@ class ImageScan:
 
         prepare_decoders()
         results = in_threads(decode, sources)
-        if self.keeps_pixels:
+        if self.decoded is not None:
             self.decoded += [image for image, _, _ in results]
         self._show_progress(len(results))
         digests = np.concatenate([np.zeros(0, DIGESTS), *(digest for _, _, digest in results)])
@@ -219,16 +219,14 @@ class ImageScan:
             )
             with self._locked(index):
                 tables.append(self._files_part([index, former], base, names.take(order[first:end]), schema))
-        inverse = np.empty_like(order)
-        inverse[order] = np.arange(len(order))
         facts = pa.concat_tables(tables)
-        facts = facts if num_parts == 1 else facts.take(inverse)
+        facts = facts if num_parts == 1 else facts.take(np.argsort(order))
         facts = facts.combine_chunks()
         stamps = np.stack([_array(facts, "num_bytes"), _array(facts, "modified")], axis=1)
         places = np.zeros(len(names), dtype=PLACE)
         places["file"], places["num_bytes"] = np.arange(len(names)), np.maximum(stamps[:, 0], 0)
         names = FileNames(os.fsencode(os.path.abspath(base)), combined(facts["name"]))
-        return self._scanned(facts, names, stamps, places)
+        return ScannedImages(self.request, facts, self.decoded, names, stamps, places)
 
     def parts(
         self, tables: Sequence[pa.Table], files: Sequence[DataFile], stamps: NDArray[np.int64]
@@ -248,14 +246,8 @@ class ImageScan:
         if not self.keeps_pixels:
             places["offset"], places["num_bytes"] = _array(facts, "offset"), _array(facts, "num_bytes")
         names = [os.path.abspath(file) if isinstance(file, Path) else str(file) for file in files]
-        return self._scanned(facts, list(map(os.fsencode, names)), stamps, places)
-
-    def _scanned(
-        self, facts: pa.Table, files: Sequence[bytes], stamps: NDArray[np.int64], places: NDArray[np.void]
-    ) -> ScannedImages:
-        """Return the images with these facts, in the order of the scan."""
-        decoded = self.decoded if self.keeps_pixels else None
-        return ScannedImages(self.request, facts, decoded, files, stamps, places)
+        files_as_bytes = list(map(os.fsencode, names))
+        return ScannedImages(self.request, facts, self.decoded, files_as_bytes, stamps, places)
 
     def _files_part(
         self, indices: Sequence[Path], base: Path, names: pa.Array, schema: pa.Schema
@@ -267,9 +259,8 @@ class ImageScan:
         stamps = [stamp_of(path) for path in paths]
         header = self._header("files")
         row_of = dict[Any, int]()
-        index_table = None
-        for index in indices if not self.keeps_pixels else ():
-            index_table = self._read_index(index, header) if index_table is None else index_table
+        tables = (None if self.keeps_pixels else self._read_index(index, header) for index in indices)
+        index_table = next((table for table in tables if table is not None), None)
         if index_table is not None:
             columns = [index_table[name].to_pylist() for name in ("name", "num_bytes", "modified", "fault")]
             # A faulty file is read again: it may have been unreadable for a reason that has passed.

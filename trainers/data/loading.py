@@ -167,9 +167,8 @@ def load_dataset(
         index_folder=index_folder,
     )
     loaded: LoadedData = pkgutil.resolve_name(source.reader)(request)
-    dataset = Dataset(name=name, is_builtin=source.is_builtin, **vars(loaded))
-    if source.class_names:
-        dataset = dataclasses.replace(dataset, class_names=source.class_names)
+    contents = vars(loaded) | {"class_names": source.class_names or loaded.class_names}
+    dataset = Dataset(name=name, is_builtin=source.is_builtin, **contents)
     if pairs.class_captions is None:
         return dataset
     caption = partial(with_class_captions, class_names=dataset.class_names, template=pairs.class_captions)

@@ -17,17 +17,10 @@ from trainers.data.records import Records
 from trainers.data.stored_images import in_channels
 
 
-def load_probes(
-    names: Sequence[str],
-    dataset: Dataset,
-    *,
-    test_fraction: float,
-    pairs: PairOptions | None = None,
-    **reading: Any,
-) -> tuple[Probe, ...]:
+def load_probes(names: Sequence[str], dataset: Dataset, **options: Any) -> tuple[Probe, ...]:
     """Return the probe data sets of these names, with images in the shape of `dataset`.
 
-    The other arguments are as in `load_probe`.
+    `options` are the further arguments of `load_probe`.
 
     Raises:
       ConfigError: as in `load_probe`, or two data sets have the same short name.
@@ -39,10 +32,7 @@ def load_probes(
             "probe_datasets must have different names, without their folders, to tell their scores apart; "
             f"got {', '.join(short_names)}. Rename the files"
         )
-    return tuple(
-        load_probe(name, image_shape=dataset.image_shape, test_fraction=test_fraction, pairs=pairs, **reading)
-        for name in names
-    )
+    return tuple(load_probe(name, image_shape=dataset.image_shape, **options) for name in names)
 
 
 def load_probe(

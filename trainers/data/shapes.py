@@ -82,7 +82,6 @@ _CELLS = tuple(
 # The places of a group's things along its row or column: one thing in one of three places, or two, or three.
 _ARRANGEMENTS = np.array([[1, 0, 0], [0, 1, 0], [0, 0, 1], [1, 0, 1], [1, 1, 1]], dtype=bool)
 _NAME = re.compile(r"shapes(?::([0-9]{1,9})(?::([0-9]{1,9})(?::(common|short))?)?)?")
-_IMAGE_SIZE = 32
 _NUM_TINTS = 13  # for each channel: invisible, but enough to make pictures distinct
 _GRID, _SHIFTS, _OVERSAMPLING, _PICTURES_AT_ONCE = 3, 3, 4, 2048
 
@@ -200,7 +199,7 @@ def load_shapes(request: Request) -> LoadedData:
     pairs = partial(
         make_shape_pairs,
         seed=parts.seed,
-        image_size=_IMAGE_SIZE if request.image_size is None else request.image_size,
+        image_size=32 if request.image_size is None else request.image_size,
         vocabulary=parts.vocabulary,
         is_short=parts.is_short,
     )
@@ -247,16 +246,14 @@ def draw_scenes(numbers: Ids, *, seed: int, vocabulary: str = "all") -> ShapeSce
 
     line = _draw(numbers, seed, "line", _GRID)
     other_line = (line + 1 + _draw(numbers, seed, "other line", _GRID - 1)) % _GRID
-    colour = per_group("colour", len(SHAPE_COLOURS) // divisor)
-    shape = per_group("shape", len(SHAPE_NAMES) // divisor)
     return ShapeScenes(
         ground=_draw(numbers, seed, "ground", len(SHAPE_GROUNDS) // divisor),
         has_columns=_draw(numbers, seed, "columns", 2) == 1,
         num_groups=1 + _draw(numbers, seed, "groups", 2),
         line=np.stack([line, other_line], axis=1),
         arrangement=per_group("arrangement", len(_ARRANGEMENTS)),
-        colour=colour,
-        shape=shape,
+        colour=per_group("colour", len(SHAPE_COLOURS) // divisor),
+        shape=per_group("shape", len(SHAPE_NAMES) // divisor),
         size=per_group("size", len(SHAPE_SIZES)),
     )
 
