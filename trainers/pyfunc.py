@@ -22,7 +22,6 @@ from trainers.export.export_folder import load_clip, load_encoder
 
 FEATURES = "features"
 """Key in `params` of `predict`, with the value `backbone` or `projection`; a CLIP model ignores it."""
-BATCH_SIZE = 256
 
 
 def _load_pyfunc(data_path: str) -> EmbeddingModel:
@@ -58,7 +57,7 @@ class EmbeddingModel:
         if self.description.kind == CLIP:
             return embed_with_image_tower(self._network, images)
         features = str((params or {}).get(FEATURES, BACKBONE))
-        return embed_images(self._network, images, features=features, batch_size=BATCH_SIZE)
+        return embed_images(self._network, images, features=features, batch_size=256)
 
 
 def _checked_images(inputs: Any, image_shape: tuple[int, int, int]) -> NDArray[np.uint8]:

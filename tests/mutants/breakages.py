@@ -2007,8 +2007,8 @@ BREAKAGES = (
     Breakage(
         name="a resume draws other noised scores",
         file="trainers/training/scores.py",
-        before="data.held_out_records is None or holds_noised_scores(final)",
-        after="data.held_out_records is None",
+        before="records is None or holds_noised_scores(final)",
+        after="records is None",
         tests=(
             "tests/trainers/training/test_release.py"
             "::test_noised_scores_are_drawn_once_whatever_the_restarts",

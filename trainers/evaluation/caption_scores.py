@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -60,8 +61,7 @@ class Texts:
     images: NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Likelihoods:
+class Likelihoods(NamedTuple):
     """A captioner's likelihoods of texts.
 
     Attributes:
@@ -241,9 +241,6 @@ def _batch_likelihoods(network: Captioner, encoded: Tensor, tokens: Tensor) -> L
 
 
 def _join_likelihoods(parts: Sequence[Likelihoods]) -> Likelihoods:
-    empty = torch.zeros(0, dtype=torch.int64)
-    return Likelihoods(
-        log_likelihoods=torch.cat([empty.double(), *(each.log_likelihoods for each in parts)]),
-        num_tokens=torch.cat([empty, *(each.num_tokens for each in parts)]),
-        num_right=torch.cat([empty, *(each.num_right for each in parts)]),
-    )
+    counts = torch.zeros(0, dtype=torch.int64)
+    empty = Likelihoods(log_likelihoods=counts.double(), num_tokens=counts, num_right=counts)
+    return Likelihoods(*(torch.cat(columns) for columns in zip(empty, *parts, strict=True)))

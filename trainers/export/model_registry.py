@@ -35,13 +35,11 @@ if TYPE_CHECKING:
     from mlflow.models import ModelSignature
     from mlflow.tracking import MlflowClient
 
-EXPORT_ROLE = "export"
 CARD = "README.md"
 REQUIRED = ("numpy", "pillow", "pyarrow", "safetensors", "scipy", "sqlalchemy", "torch", "dp-accounting")
 """Packages that loading and running an image encoder imports."""
 REQUIRED_OF_CLIP = ("open_clip_torch", "peft", "timm")
 REQUIRED_OF_TORCHVISION = ("torchvision",)
-_LOADER = "trainers.pyfunc"
 _ARTIFACT = "model"
 _MAX_CARD_CHARACTERS = 5000
 _TAGS = (
@@ -126,7 +124,7 @@ def write_pyfunc(folder: Path, target: Path) -> None:
     with warnings.catch_warnings(action="ignore"):  # it asks for an example input, which would be an image
         mlflow.pyfunc.save_model(
             str(target),
-            loader_module=_LOADER,
+            loader_module="trainers.pyfunc",
             data_path=str(folder),
             code_paths=packages,
             pip_requirements=requirements_of(description),
@@ -204,7 +202,7 @@ def _find_or_create_run(client: MlflowClient, description: ModelDescription) -> 
     elif sealed := runs_of(SEALED_ROLE, **sweep):
         run = client.create_run(
             sealed[0].info.experiment_id,
-            tags=sweep | {ROLE_TAG: EXPORT_ROLE},
+            tags=sweep | {ROLE_TAG: "export"},
             run_name=f"{description.sweep}: exported model",
         )
         client.set_terminated(run.info.run_id, "FINISHED")

@@ -18,7 +18,6 @@ from trainers.files.storage import default_root
 
 CONFIG_FILE, LOG_FILE = "config.yaml", "log.jsonl"
 BEGUN, ENDED = "begun", "ended"
-_RUNNING, _SUCCESS = "RUNNING", "FINISHED"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +89,7 @@ def last_status(folder: Path) -> str:
     events = logged_events(folder, BEGUN, ENDED)
     if not events:
         return ""
-    return _RUNNING if events[-1]["event"] == BEGUN else str(events[-1].get("text"))
+    return "RUNNING" if events[-1]["event"] == BEGUN else str(events[-1].get("text"))
 
 
 def _has_finished(folder: Path) -> bool:
@@ -98,7 +97,7 @@ def _has_finished(folder: Path) -> bool:
     if (folder / "trusted").is_dir():
         return (folder / "release" / "result.json").exists()
     events = logged_events(folder, ENDED)
-    return bool(events) and events[-1].get("text") == _SUCCESS
+    return bool(events) and events[-1].get("text") == "FINISHED"
 
 
 def logged_events(folder: Path, *names: str) -> list[dict[str, Any]]:

@@ -14,32 +14,29 @@ function of that record and the iterate.
 
 from __future__ import annotations
 
-from typing import Protocol, cast
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
 
 from trainers.config.networks import HEAD
-from trainers.models.transformer import ImageShape
+from trainers.models.clip.clip_encoder import ImageTextEncoder
+from trainers.models.encoder import Encoder
+from trainers.models.transformer import ImageShape, PatchEncoder
 
 RIDGE = 0.01
 """Added to the variances of standardised features: no direction is stretched more than tenfold."""
 
 
-class Features(Protocol):
-    """The interface that a classifier requires of its encoder."""
-
-    feature_dim: int
-
-    def features(self, images: Tensor) -> Tensor:
-        """Return features `[n, feature_dim]` of normalised images `[n, C, H, W]`."""
+ImageEncoder: TypeAlias = Encoder | ImageTextEncoder | PatchEncoder
+"""A network whose features of images a classifier reads."""
 
 
 class Classifier(nn.Module):
     """A linear layer on the whitened features of an encoder.
 
     Args:
-      encoder: a module with `features`; if all layers train, the weights that `features` uses are trainable.
+      encoder: the encoder; if all layers train, the weights that its features use are trainable.
       image_shape: (channels, height, width) of the images.
       num_classes: K.
       trained_layers: one of `trainers.config.networks.TRAINED_LAYERS`.
@@ -50,12 +47,12 @@ class Classifier(nn.Module):
     """
 
     def __init__(
-        self, encoder: nn.Module, image_shape: ImageShape, *, num_classes: int, trained_layers: str
+        self, encoder: ImageEncoder, image_shape: ImageShape, *, num_classes: int, trained_layers: str
     ) -> None:
         super().__init__()
         self.image_shape, self.num_classes = image_shape, num_classes
         self.encoder = encoder
-        self.feature_dim = self._readable.feature_dim
+        self.feature_dim = encoder.feature_dim
         if trained_layers == HEAD:
             encoder.requires_grad_(False)
         else:
@@ -67,13 +64,9 @@ class Classifier(nn.Module):
         for layer in (self.whiten, self.classify):
             nn.init.zeros_(layer.bias)
 
-    @property
-    def _readable(self) -> Features:
-        return cast(Features, self.encoder)
-
     def features(self, images: Tensor) -> Tensor:
         """Return features `[n, feature_dim]` of normalised images `[n, C, H, W]`."""
-        return self._readable.features(images)
+        return self.encoder.features(images)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return logits `[n, num_classes]` of normalised images `[n, C, H, W]`."""
@@ -107,7 +100,7 @@ class Classifier(nn.Module):
         self.whiten.bias.copy_(-matrix @ mean)
 
 
-def freeze_unread(encoder: nn.Module, image_shape: ImageShape) -> None:
+def freeze_unread(encoder: ImageEncoder, image_shape: ImageShape) -> None:
     """Freeze, in place, the parameters of an encoder that its features do not use.
 
     >>> from trainers.config.networks import NetworkConfig
@@ -119,7 +112,7 @@ def freeze_unread(encoder: nn.Module, image_shape: ImageShape) -> None:
     """
     parameters = [each for each in encoder.parameters() if each.requires_grad]
     with torch.enable_grad():
-        features = cast(Features, encoder).features(torch.zeros(2, *image_shape))
+        features = encoder.features(torch.zeros(2, *image_shape))
         gradients = torch.autograd.grad(features.sum(), parameters, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.requires_grad_(gradient is not None)

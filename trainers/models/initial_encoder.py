@@ -13,19 +13,17 @@ from trainers.files.weights import misfits
 from trainers.models.encoder import Encoder
 
 _BACKBONE, _HEAD, _PREDICTOR = "backbone.", "head.", "predictor."
-_LAST_OF_HEAD = "head.2.weight"
-_CLASSIFIER_HEAD = "classify.weight"
 
 
 def head_width(tensors: Mapping[str, Tensor]) -> int | None:
     """Return the width of the projection head among the tensors; None without a head."""
-    last = encoder_names(tensors).get(_LAST_OF_HEAD)
+    last = encoder_names(tensors).get("head.2.weight")
     return None if last is None or not last.ndim else len(last)
 
 
 def is_classifier(tensors: Mapping[str, Tensor]) -> bool:
     """Whether the tensors are the weights of a classifier with its head."""
-    return _CLASSIFIER_HEAD in tensors
+    return "classify.weight" in tensors
 
 
 def encoder_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -49,8 +49,8 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
             load_warm_start(encoder, config.warm_start, start_tensors)
         return encoder
 
-    def check_network(self, config: TrainingConfig, network: Encoder, image_shape: tuple[int, ...]) -> None:
-        refuse_cross_record(network, _as_image_shape(image_shape))
+    def check_network(self, config: TrainingConfig, network: Encoder, image_shape: ImageShape) -> None:
+        refuse_cross_record(network, image_shape)
         check_readout(network, config.evaluation.readout)
 
     def fresh_parts(self, config: TrainingConfig) -> str:
@@ -115,8 +115,3 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
 
 
 IMAGES = ContrastiveImages()
-
-
-def _as_image_shape(image_shape: tuple[int, ...]) -> ImageShape:
-    channels, height, width = image_shape
-    return channels, height, width

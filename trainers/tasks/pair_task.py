@@ -35,17 +35,15 @@ from trainers.tasks.contrastive import ContrastiveTask
 from trainers.tasks.task import image_views
 from trainers.views.caption_views import make_text_views
 
-_CPU_VIEWS_AT_ONCE = 32
-"""Views per pass on a CPU: a view of a ViT-B/32 takes some 40 MB, but few views make small matrices. A step
-with 6 views at once took 1.3 times as long as a step with 32."""
-
 
 class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
     """Both towers of a CLIP model learn from images with captions."""
 
     name: ClassVar[str] = "pairs"
     fewest_views: ClassVar[int] = 2
-    cpu_views_at_once: ClassVar[int] = _CPU_VIEWS_AT_ONCE
+    cpu_views_at_once: ClassVar[int] = 32
+    """A view of a ViT-B/32 takes some 40 MB, but few views make small matrices. A step with 6 views at once
+    took 1.3 times as long as a step with 32."""
 
     def check_records(self, config: TrainingConfig, records: AnyRecords) -> None:
         if not isinstance(records, ImageTextRecords):
@@ -60,7 +58,7 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
         return starting_clip(config, None if start_tensors is None else config.warm_start)
 
     def check_network(
-        self, config: TrainingConfig, network: ImageTextEncoder, image_shape: tuple[int, ...]
+        self, config: TrainingConfig, network: ImageTextEncoder, image_shape: ImageShape
     ) -> None:
         check_readout(network, config.evaluation.readout)
         refuse_other_size(network.spec, image_shape)

@@ -25,15 +25,13 @@ Rows = NDArray[np.int64]
 NUM_PROBES = 4
 """Number of one-record groups in the inputs that test whether a network mixes records."""
 
-_CPU_VIEWS_AT_ONCE = 32
-"""Number of views per pass on a CPU: few images make small matrices, see `trainers.tasks.pair_task`."""
-
 
 class PerRecordTask(Task[NetworkT]):
     """A task whose network takes images, each with a *condition*: a caption, label or order of patches."""
 
     embeds: ClassVar[bool] = False
-    cpu_views_at_once: ClassVar[int] = _CPU_VIEWS_AT_ONCE
+    cpu_views_at_once: ClassVar[int] = 32
+    """Few images make small matrices, see `trainers.tasks.pair_task`."""
 
     @abstractmethod
     def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> NetworkT:
@@ -65,7 +63,7 @@ class PerRecordTask(Task[NetworkT]):
             load_whole(network, config.warm_start, start_tensors)
         return network
 
-    def check_network(self, config: TrainingConfig, network: NetworkT, image_shape: tuple[int, ...]) -> None:
+    def check_network(self, config: TrainingConfig, network: NetworkT, image_shape: ImageShape) -> None:
         check_layers(network)
         check_readout(network, config.evaluation.readout)
         probes = [self._draw_probe(network, seed) for seed in (0, 1)]

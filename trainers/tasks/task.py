@@ -97,7 +97,7 @@ class Task(ABC, Generic[NetworkT]):
         """
 
     @abstractmethod
-    def check_network(self, config: TrainingConfig, network: NetworkT, image_shape: tuple[int, ...]) -> None:
+    def check_network(self, config: TrainingConfig, network: NetworkT, image_shape: ImageShape) -> None:
         """Refuse a network that mixes records, that no step would train, or that takes other images.
 
         Raises:

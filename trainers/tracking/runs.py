@@ -390,6 +390,8 @@ def trial_run_name(trial_name: str, params: Mapping[str, Any]) -> str:
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(_short, value))
     if isinstance(value, float):
         return "∞" if math.isinf(value) else f"{value:g}"
     return str(value)
@@ -454,7 +456,7 @@ def _describe_sweep(name: str, params: Mapping[str, Any], tags: Mapping[str, Any
     """Return the Markdown description of a sweep's run in MLflow."""
 
     def first(*names: str) -> str:
-        return next((_plain(params[each]) for each in names if each in params), "see the trials")
+        return next((_short(params[each]) for each in names if each in params), "see the trials")
 
     lines = [
         f"**{escaped(name)}**: a sweep of differentially private contrastive learning"
@@ -465,12 +467,6 @@ def _describe_sweep(name: str, params: Mapping[str, Any], tags: Mapping[str, Any
         f"- {escaped(str(tags.get(TUNING_COST_TAG, NO_TUNING_COST)))}",
     ]
     return "\n\n".join([*filter(None, lines[:2]), "\n".join(lines[2:])])
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, (list, tuple)):
-        return ", ".join(map(_short, value))
-    return _short(value)
 
 
 def _metric_points(metrics: Mapping[str, float], series: Series, time_ms: int | None = None) -> list[Metric]:

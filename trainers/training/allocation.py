@@ -15,7 +15,6 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Parameters of glibc's `mallopt`."""
 
 _USER_VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_")
-_TUNABLES = "GLIBC_TUNABLES"
 
 _MAX_TENSOR_BYTES, _MAX_KEPT_BYTES = 2**25, 2**28
 
@@ -29,7 +28,7 @@ def keep_freed_memory() -> bool:
     `MALLOC_TRIM_THRESHOLD_`, or a `glibc.malloc` tunable, that setting stays.
     """
     set_by_user = any(os.environ.get(name) for name in _USER_VARIABLES)
-    set_by_user |= "glibc.malloc." in os.environ.get(_TUNABLES, "")
+    set_by_user |= "glibc.malloc." in os.environ.get("GLIBC_TUNABLES", "")
     if set_by_user or not sys.platform.startswith("linux"):
         return False
     try:

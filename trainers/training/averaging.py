@@ -17,17 +17,14 @@ same average without communication. A checkpoint keeps the average, so that a re
 from __future__ import annotations
 
 import copy
-from typing import TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpgcl_core.errors import StorageError
 from dpgcl_core.losses.byol import update_target
 from trainers.config.training import TrainingConfig
 from trainers.models.task_networks import AnyEncoder
-
-_Network = TypeVar("_Network", bound=nn.Module)
 
 
 class WeightAverage:
@@ -86,7 +83,7 @@ def target_of(config: TrainingConfig, encoder: AnyEncoder) -> AnyEncoder | None:
     return _copy_trained(encoder) if config.mechanism.rules.needs_target else None
 
 
-def _copy_trained(encoder: _Network) -> _Network:
+def _copy_trained(encoder: AnyEncoder) -> AnyEncoder:
     """Return a copy that shares the frozen weights, which are often most of a network."""
     frozen = {id(p): p for p in encoder.parameters() if not p.requires_grad}
     return copy.deepcopy(encoder, frozen)

@@ -37,9 +37,6 @@ from trainers.models.encoder import NETWORKS, ImageShape
 from trainers.training.public_start import recipe_of
 from trainers.training.warm_start import made_warm_start, read_warm_start
 
-_CLIP_ONLY = ("pretrained", "learn_temperature")
-_CLASSIFIER_ONLY = ("num_classes", "trained_layers")
-
 
 def training_config(
     options: TrainingOptions,
@@ -119,10 +116,11 @@ def _network_config(
     task = mechanism.rules.task
     if task == ClassifierConfig.task:
         return _classifier_config(options, mechanism.method, num_classes)
-    _check_unset(options, "the classifiers of dp_classifier", *_CLASSIFIER_ONLY)
+    _check_unset(options, "the classifiers of dp_classifier", "num_classes", "trained_layers")
     if modality == "image-text" and not task:
         return ClipNetworkConfig(**_fields_of(ClipNetworkConfig, options))
-    _check_unset(options, "the CLIP models of contrastive methods on pairs", *_CLIP_ONLY)
+    clip_models = "the CLIP models of contrastive methods on pairs"
+    _check_unset(options, clip_models, "pretrained", "learn_temperature")
     if task == MaskedNetworkConfig.task:
         return MaskedNetworkConfig(**_fields_of(MaskedNetworkConfig, options))
     if modality == "image-text":

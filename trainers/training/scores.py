@@ -66,15 +66,13 @@ class Scorer:
         """Draw the noised scores once, unless the checkpoint has them; return whether they were drawn."""
         training = self.training
         data, final, step = training.data, training.observer.final, training.private_step
-        is_done = data.index is None or data.held_out_records is None or holds_noised_scores(final)
-        if is_done or not training.is_first_worker:
+        index, records = data.index, data.held_out_records
+        if index is None or records is None or holds_noised_scores(final) or not training.is_first_worker:
             return False
-        assert data.index is not None
-        assert data.held_out_records is not None
         scores = noised_scores(
             training.released_network,
-            data.index,
-            data.held_out_records,
+            index,
+            records,
             training.config,
             step.randomness.generator(training.num_steps_done, "score noise"),
             next(training.encoder.parameters()).device,

@@ -182,12 +182,8 @@ def _sample_points(
 def jitter_factors(draw: Draw, config: ViewConfig) -> tuple[Parameter, Parameter, Parameter, Parameter]:
     """Return brightness, contrast and saturation factors and the hue in turns, each `[n, num_views]`."""
     brightness, contrast, saturation = (
-        draw.between(name, 1 - strength, 1 + strength)
-        for name, strength in (
-            ("brightness", config.brightness),
-            ("contrast", config.contrast),
-            ("saturation", config.saturation),
-        )
+        draw.between(name, 1 - getattr(config, name), 1 + getattr(config, name))
+        for name in ("brightness", "contrast", "saturation")
     )
     return brightness, contrast, saturation, draw.between("hue", -config.hue, config.hue)
 
