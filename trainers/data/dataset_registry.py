@@ -71,13 +71,9 @@ _COLUMNS = ("image", "caption", "unit", "split", "label", "skip_corrupt")
 
 
 def _builtin(name: str, title: str, shape: tuple[int, int, int], class_names: tuple[str, ...]) -> DataSource:
+    reader = f"trainers.data.builtin_datasets:load_{name.replace('-', '_')}"
     return DataSource(
-        name=name,
-        reader=f"trainers.data.builtin_datasets:load_{name.replace('-', '_')}",
-        title=title,
-        is_builtin=True,
-        image_shape=shape,
-        class_names=class_names,
+        name=name, reader=reader, title=title, is_builtin=True, image_shape=shape, class_names=class_names
     )
 
 

@@ -14,7 +14,7 @@ from dpgcl_core.errors import StorageError, unknown_choice
 from trainers.config.networks import TRAINED_LAYERS
 from trainers.files.weights import read_weights
 from trainers.models.clip.adapters import ClipLora, lora_of
-from trainers.models.clip.published_models import WEIGHTS_FILE, Colours
+from trainers.models.clip.published_models import WEIGHTS_FILE, Colours, colours_of
 from trainers.models.encoder import ImageShape
 from trainers.views.image_views import PIXEL_MEAN, PIXEL_STD
 
@@ -249,10 +249,8 @@ def _clip_description(values: Mapping[str, Any]) -> ClipDescription:
     Raises:
       TypeError, KeyError, ValueError: a value is missing or has the wrong type.
     """
-    red, green, blue = (float(each) for each in values["mean"])
-    reds, greens, blues = (float(each) for each in values["std"])
     names = {name: tuple(values[name]) for name in ("lora_targets", "lora_towers")}
-    colours = {"mean": (red, green, blue), "std": (reds, greens, blues)}
+    colours = {name: colours_of(values[name]) for name in ("mean", "std")}
     return ClipDescription(**{**values, **colours, **names})
 
 

@@ -168,16 +168,13 @@ class ClipKind(ModelKind[ImageTextEncoder]):
     def describe(self, params: Mapping[str, Any]) -> dict[str, Any]:
         clip = _clip_config(params)
         spec = find_clip(ClipConfig(model=clip.name, weights=clip.pretrained), with_weights=False)
+        names = ("pretrained", "lora_rank", "lora_alpha", "lora_targets", "lora_towers")
         about = ClipDescription(
             architecture=spec.architecture,
             mean=spec.mean,
             std=spec.std,
             context_length=spec.context_length,
-            pretrained=clip.pretrained,
-            lora_rank=clip.lora_rank,
-            lora_alpha=clip.lora_alpha,
-            lora_targets=clip.lora_targets,
-            lora_towers=clip.lora_towers,
+            **{name: getattr(clip, name) for name in names},
         )
         # Grey images were converted to three colours, so the input shape is the model's and not the data's.
         return {

@@ -71,14 +71,25 @@ class Classes(PerRecordTask[Classifier]):
                 "--num-classes to an upper bound on the number of classes."
             )
 
-    def fresh(self, config: TrainingConfig, image_shape: ImageShape) -> Classifier:
-        return self._whitened(config, image_shape, None)
+    def fresh(
+        self,
+        config: TrainingConfig,
+        image_shape: ImageShape,
+        start_tensors: Mapping[str, Tensor] | None = None,
+    ) -> Classifier:
+        """Return a classifier with whitening; its encoder is random or has the weights `start_tensors`."""
+        network = self._unwhitened(config, image_shape, start_tensors)
+        numbers = np.arange(_NUM_WHITENING, dtype=np.uint64)
+        images = procedural_images(numbers, image_shape, seed=config.public_seed)
+        with frozen(network):
+            network.whiten_by(normalise(torch.from_numpy(images)))
+        return network
 
     def build(
         self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None
     ) -> Classifier:
         if config.warm_start is None or start_tensors is None or not is_classifier(start_tensors):
-            return self._whitened(config, image_shape, start_tensors)
+            return self.fresh(config, image_shape, start_tensors)
         if isinstance(config.encoder, ClipNetworkConfig):
             check_same_model(config.encoder, config.warm_start)
         network = self._unwhitened(config, image_shape, None)
@@ -113,8 +124,7 @@ class Classes(PerRecordTask[Classifier]):
         return dataclasses.replace(images, labels=np.zeros(count, dtype=np.int64))
 
     def run(self, network: Classifier, inputs: GroupInputs) -> None:
-        with torch.no_grad():
-            network(inputs[0].flatten(0, 2))
+        network(inputs[0].flatten(0, 2))
 
     def losses(self, network: Classifier, precision: AnyNetworkConfig | None) -> Objective:
         return class_losses(network, precision)
@@ -133,16 +143,6 @@ class Classes(PerRecordTask[Classifier]):
         return Classifier(
             encoder, image_shape, num_classes=head.num_classes, trained_layers=head.trained_layers
         )
-
-    def _whitened(
-        self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None
-    ) -> Classifier:
-        network = self._unwhitened(config, image_shape, start_tensors)
-        numbers = np.arange(_NUM_WHITENING, dtype=np.uint64)
-        images = procedural_images(numbers, image_shape, seed=config.public_seed)
-        with frozen(network):
-            network.whiten_by(normalise(torch.from_numpy(images)))
-        return network
 
     def draw_conditions(self, network: Classifier, generator: torch.Generator) -> Tensor:
         """Return random labels as one-hot rows, `[NUM_PROBES, 1, 1, num_classes]`."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-import torch
-
 from dpgcl_core.clipping.types import Embed, GroupInputs
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.losses.objective import EmbeddingObjective
@@ -54,5 +52,4 @@ class ContrastiveTask(Task[NetworkT]):
         return EmbeddingObjective(embed=self.embed(network, precision, target), loss=config.group_loss())
 
     def run(self, network: NetworkT, inputs: GroupInputs) -> None:
-        with torch.no_grad():
-            self.embed(network)(inputs)  # type: ignore[arg-type]
+        self.embed(network)(inputs)  # type: ignore[arg-type]

@@ -84,8 +84,7 @@ class ContrastiveImages(ContrastiveTask[Encoder]):
     def blank_inputs(
         self, network: Encoder, image_shape: tuple[int, ...], shape: tuple[int, int, int]
     ) -> Tensor:
-        device = next(network.parameters()).device
-        return torch.zeros(*shape, *image_shape, device=device)
+        return torch.zeros(*shape, *image_shape, device=next(network.parameters()).device)
 
     def embed(
         self, network: Encoder, precision: AnyNetworkConfig | None = None, target: Encoder | None = None

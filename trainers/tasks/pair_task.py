@@ -92,8 +92,7 @@ class ContrastivePairs(ContrastiveTask[ImageTextEncoder]):
     def blank_inputs(
         self, network: ImageTextEncoder, image_shape: tuple[int, ...], shape: tuple[int, int, int]
     ) -> Tensor:
-        device = next(network.parameters()).device
-        return torch.zeros(*shape, network.view_size, device=device)
+        return torch.zeros(*shape, network.view_size, device=next(network.parameters()).device)
 
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> ImageTextRecords:
         return make_shape_pairs(count, seed=0, image_size=image_shape[1])

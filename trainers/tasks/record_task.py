@@ -108,5 +108,4 @@ class PerRecordTask(Task[NetworkT]):
 
     def run(self, network: NetworkT, inputs: GroupInputs) -> None:
         images, conditions = inputs
-        with torch.no_grad():
-            network(images.flatten(0, 2), conditions.flatten(0, 2))
+        network(images.flatten(0, 2), conditions.flatten(0, 2))

@@ -156,7 +156,7 @@ class Task(ABC, Generic[NetworkT]):
         return Records(images=images, ids=np.arange(count, dtype=np.uint64))
 
     def run(self, network: NetworkT, inputs: GroupInputs) -> None:
-        """Pass inputs through the network once, so that its hooks run."""
+        """Pass inputs through the network once, so that its hooks run; called without gradients."""
         network(inputs)
 
     @abstractmethod

@@ -96,7 +96,8 @@ def activation_bytes(task: AnyTask, encoder: AnyEncoder, image_shape: tuple[int,
     innermost = [module for module in encoder.modules() if not any(True for _ in module.children())]
     handles = [module.register_forward_hook(add_size) for module in innermost]
     try:
-        task.run(encoder, blank)
+        with torch.no_grad():
+            task.run(encoder, blank)
     finally:
         for handle in handles:
             handle.remove()

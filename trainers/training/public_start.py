@@ -131,8 +131,7 @@ class Recipe:
     def content(self) -> Mapping[str, Any]:
         """Everything that decides the weights, as JSON values."""
         records = shapes.VERSION if self.network.takes_pairs else procedural.VERSION
-        values = asdict(self) | {"versions": [VERSION, records]}
-        values["task"] = self.network.task
+        values = asdict(self) | {"versions": [VERSION, records], "task": self.network.task}
         found: Mapping[str, Any] = json.loads(json.dumps(values))
         return found
 
@@ -380,15 +379,13 @@ def _images(recipe: Recipe, step: int) -> NDArray[np.uint8]:
 
 
 def _pairs(recipe: Recipe, step: int) -> ImageTextRecords:
-    # The small context of clip-nano would cut longer captions.
-    is_short = recipe.network.name == CLIP_NANO
     return shapes.make_shape_pairs(
         recipe.batch_size,
         seed=recipe.seed,
         image_size=recipe.image_shape[1],
         first=shapes.FIRST_UNUSED_SHAPE + step * recipe.batch_size,
         vocabulary="common",
-        is_short=is_short,
+        is_short=recipe.network.name == CLIP_NANO,  # whose small context would cut longer captions
     )
 
 

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpgcl_core.errors import ConfigError
 from dpgcl_core.sampling.record_ids import Ids
@@ -45,8 +44,6 @@ NON_ESSENTIAL_WORDS = frozenset((*_ARTICLES, *_AUXILIARIES, *_PREPOSITIONS, *_FI
 _SENTENCE = re.compile(r"\S.*?(?:(?<![.!?…])[.!?…]++[\"'”’)\]]*(?=\s|$)|[。！？]+|$)", re.DOTALL)
 _WORD = re.compile(r"\w+(?:['’\-]\w+)*")
 _END_MARKS = tuple(".!?…。！？")
-
-Uniforms = NDArray[np.float64]
 
 
 def make_text_views(
@@ -84,19 +81,15 @@ def make_text_views(
         ("word swap", config.word_swap_prob, _swap_words),
         ("word delete", config.word_delete_prob, _delete_words),
     ):
-        if prob == 0:
+        num_words = max((len(words_of(caption)) for caption in captions), default=0) if prob > 0 else 0
+        if num_words == 0:
             continue
-        num_words = max((len(_WORD.findall(caption)) for caption in captions), default=0)
         # Word k's number has its own key, so it does not depend on the longest caption of the batch.
-        happens = _stack([draw.unit(f"{name} {k}") for k in range(num_words)], views, num_views) < prob
+        happens = np.stack([draw.unit(f"{name} {k}") for k in range(num_words)], axis=2) < prob
         for row, happens_here in zip(views, happens, strict=True):
             for view, text in enumerate(row):
                 row[view] = change(text, happens_here[view].tolist())
     return [tuple(row) for row in views]
-
-
-def _stack(columns: list[Uniforms], views: list[list[str]], num_views: int) -> Uniforms:
-    return np.stack(columns, axis=2) if columns else np.empty((len(views), num_views, 0))
 
 
 def _swap_sentences(views: list[list[str]], draw: Draw, prob: float) -> None:

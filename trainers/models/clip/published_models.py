@@ -154,8 +154,8 @@ def find_clip(config: ClipConfig, *, with_weights: bool = True) -> ClipSpec:
     return ClipSpec(
         name=config.model,
         architecture=architecture,
-        mean=_colours(preprocessing.get("mean"), _HALF if small else open_clip().OPENAI_DATASET_MEAN),
-        std=_colours(preprocessing.get("std"), _HALF if small else open_clip().OPENAI_DATASET_STD),
+        mean=colours_of(preprocessing.get("mean"), _HALF if small else open_clip().OPENAI_DATASET_MEAN),
+        std=colours_of(preprocessing.get("std"), _HALF if small else open_clip().OPENAI_DATASET_STD),
         weights=path if with_weights else None,
     )
 
@@ -323,6 +323,11 @@ def _load(model: nn.Module, path: Path, name: str) -> None:
     model.load_state_dict(tensors)
 
 
-def _colours(colours: Any, default: Colours) -> Colours:
-    red, green, blue = colours or default
+def colours_of(values: Any, default: Colours | None = None) -> Colours:
+    """Return a number for each colour.
+
+    Raises:
+      TypeError, ValueError: there are no three numbers.
+    """
+    red, green, blue = values or default
     return float(red), float(green), float(blue)
