@@ -64,8 +64,7 @@ class Leaf:
         return tree
 
 
-@cache
-def leaves(kind: Any) -> Mapping[str, Leaf]:
+def leaves(kind: type[Any]) -> Mapping[str, Leaf]:
     """Return the options of dataclass `kind` and its nested dataclasses by name, in order of declaration.
 
     Raises:
@@ -75,6 +74,13 @@ def leaves(kind: Any) -> Mapping[str, Leaf]:
     >>> list(leaves(OptimizerConfig))[:2], leaves(OptimizerConfig)["optimizer"].key
     (['optimizer', 'learning_rate'], 'name')
     """
+    hashable_kind: Any = kind  # a class is hashable even if its instances are not
+    return _leaves(hashable_kind)
+
+
+@cache
+def _leaves(kind: Any) -> Mapping[str, Leaf]:
+    """Return the options as `leaves` does, computed once per class."""
     leaf_by_option: dict[str, Leaf] = {}
     types, helps = get_type_hints(kind, include_extras=True), _docstrings(kind)
     for field in fields(kind):

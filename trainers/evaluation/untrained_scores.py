@@ -87,8 +87,7 @@ def raw_pixels(images: Tensor) -> Features:
     pixels = images.float() / 255
     if size != (height, width):
         pixels = F.adaptive_avg_pool2d(pixels, size)
-    found: Features = pixels.flatten(1).numpy()
-    return found
+    return pixels.flatten(1).numpy()
 
 
 def hog_features(images: Tensor) -> Features:

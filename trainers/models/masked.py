@@ -112,8 +112,7 @@ class MaskedAutoEncoder(PatchEncoder):
         patches = _gather(self.patches(images), order[:, -self.num_hidden :])
         centred = patches - patches.mean(-1, keepdim=True)
         variance = patches.var(-1, keepdim=True)  # not defined for one pixel in one channel
-        normalised: Tensor = centred / (variance.nan_to_num() + _VARIANCE_FLOOR).sqrt()
-        return normalised
+        return centred / (variance.nan_to_num() + _VARIANCE_FLOOR).sqrt()
 
 
 def _gather(patches: Tensor, places: Tensor) -> Tensor:

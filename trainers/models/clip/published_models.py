@@ -323,11 +323,11 @@ def _load(model: nn.Module, path: Path, name: str) -> None:
     model.load_state_dict(tensors)
 
 
-def colours_of(values: Any, default: Colours | None = None) -> Colours:
+def colours_of(values: Any, default: Any = ()) -> Colours:
     """Return a number for each colour.
 
     Raises:
-      TypeError, ValueError: there are no three numbers.
+      TypeError, ValueError: they are not three numbers.
     """
     red, green, blue = values or default
     return float(red), float(green), float(blue)
