@@ -85,7 +85,6 @@ class AnyNetwork:
 
     Attributes:
       takes_pairs: whether its records are pairs of an image and a text.
-      has_towers: whether its weights have exactly two parts, one for images and one for texts.
     """
 
     name: str = field(default="small_cnn", metadata=option("network"))
@@ -98,7 +97,6 @@ class AnyNetwork:
     """Public scale of float16 gradients, a power of two. It is fixed, because adapting it would leak."""
 
     takes_pairs: ClassVar[bool] = False
-    has_towers: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         require_choice("precision", self.precision, PRECISIONS)
@@ -281,7 +279,6 @@ class ClipNetworkConfig(ClipNetwork, _OfThisPackage):
 
     name: str = "clip-tiny"
     takes_pairs: ClassVar[bool] = True
-    has_towers: ClassVar[bool] = True
     task: ClassVar[str] = "pairs"
 
 

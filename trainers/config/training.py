@@ -135,7 +135,8 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
                 "images and texts, such as --dataset shapes"
             )
         clips_groups = isinstance(self.rule(), GroupClipper)
-        if self.per_tower_clipping and not (self.network.has_towers and clips_groups):
+        has_towers = isinstance(self.network, ClipNetworkConfig)
+        if self.per_tower_clipping and not (has_towers and clips_groups):
             raise ConfigError(
                 "per_tower_clipping needs a CLIP model, for its two towers, and a method that clips groups; "
                 f"got {self.network.name} and {method.name}"

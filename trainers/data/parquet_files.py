@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 _FIRST_IMAGES = 64
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -91,13 +92,7 @@ def scan_parquet(
         return scan_files(request, base, text_column(key or "" for key in keys), paths)
     import pyarrow as pa
 
-    key, unreadable, num_images = ["parquet", request.has_captions, column, label], list[int](), 0
-    for position, file in enumerate(files):
-        try:
-            num_images += num_rows(file)
-        except parquet_read_errors():
-            unreadable.append(position)
-    _refuse_unreadable(unreadable, files)
+    key, num_images = ["parquet", request.has_captions, column, label], sum(_read_each(files, num_rows))
     scan, stamps = ImageScan(request, num_images, _first_images(files, column, base), base), stamps_of(files)
     are_mapped = all(kind_of(file) == "Arrow" for file in files)
     content = {"content": pa.large_binary()}
@@ -106,21 +101,19 @@ def scan_parquet(
     if scan.keeps_pixels:
         content = {}
     schema = schema_of(digest=pa.binary(16), **content)
-    names = [os.path.relpath(Path(str(file)), base) for file in files]
-    tables = []
-    for position, (name, file) in enumerate(zip(names, files, strict=True)):
-        rows = partial(_read_images, file, column, label, base, scan, schema)
-        try:
-            tables.append(scan.part(name, file, key, lambda rows=rows: (schema, rows())))  # type: ignore[misc]
-        except DpgclError:
-            raise
-        except parquet_read_errors():
-            unreadable.append(position)
-    _refuse_unreadable(unreadable, files)
+
+    def name_of(file: DataFile) -> str:
+        return os.path.relpath(Path(str(file)), base)
+
+    def read_part(file: DataFile) -> pa.Table:
+        read = partial(_read_images, file, column, label, base, scan, schema)
+        return scan.part(name_of(file), file, key, lambda: (schema, read()))
+
+    tables = _read_each(files, read_part)
     if "content" not in content:
         scanned = scan.parts(tables, files, stamps)
     else:
-        holders = [scan.index_file(name, *key) for name in names]
+        holders = [scan.index_file(name_of(file), *key) for file in files]
         stamps = np.array([scan.stamps[holder] for holder in holders], dtype=np.int64)
         scanned = scan.parts(tables, holders, stamps)
     return RowImages(scanned, np.arange(len(scanned.facts)), digests=scanned.facts["digest"])
@@ -300,14 +293,11 @@ def read_parquet(files: Sequence[DataFile], columns: Collection[str]) -> pa.Tabl
     """
     import pyarrow as pa
 
-    tables, unreadable = [], []
-    for position, file in enumerate(files):
-        try:
-            with open_table(file) as opened:
-                tables.append(opened.read(columns=sorted({*columns} & {*opened.schema_arrow.names})))
-        except parquet_read_errors():
-            unreadable.append(position)
-    _refuse_unreadable(unreadable, files)
+    def read(file: DataFile) -> pa.Table:
+        with open_table(file) as opened:
+            return opened.read(columns=sorted({*columns} & {*opened.schema_arrow.names}))
+
+    tables = _read_each(files, read)
     names = sorted(tables[0].column_names)
     with suppress(pa.ArrowException):  # files may differ in 32- or 64-bit offsets of a column
         if all(sorted(table.column_names) == names for table in tables) and len({*names}) == len(names):
@@ -325,12 +315,22 @@ def unpacked(column: pa.ChunkedArray) -> list[Any]:
     return [v.get("bytes") or v.get("path") if isinstance(v, dict) and parts & {*v} else v for v in values]
 
 
-def _refuse_unreadable(unreadable: list[int], files: Sequence[DataFile]) -> None:
+def _read_each(files: Sequence[DataFile], read: Callable[[DataFile], T]) -> list[T]:
+    """Return what `read` returns for each file; raise RecordsError if files are unreadable."""
+    results, unreadable = [], []
+    for position, file in enumerate(files):
+        try:
+            results.append(read(file))
+        except DpgclError:
+            raise
+        except parquet_read_errors():
+            unreadable.append(position)
     if unreadable:
         raise RecordsError(
             f"{kind_of(files[0])} files must be readable; {len(unreadable)} of {len(files)} are not",
             {"files": unreadable},
         )
+    return results
 
 
 def join_names(names: list[str]) -> str:

@@ -29,7 +29,6 @@ NUM_PROBES = 4
 class PerRecordTask(Task[NetworkT]):
     """A task whose network takes images, each with a *condition*: a caption, label or order of patches."""
 
-    embeds: ClassVar[bool] = False
     cpu_views_at_once: ClassVar[int] = 32
     """Few images make small matrices, see `trainers.tasks.pair_task`."""
 

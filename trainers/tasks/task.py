@@ -47,7 +47,7 @@ class Task(ABC, Generic[NetworkT]):
     """
 
     name: ClassVar[str]
-    embeds: ClassVar[bool]
+    embeds: ClassVar[bool] = False
     fewest_views: ClassVar[int] = 1
     learns_labels: ClassVar[bool] = False
     own_scores: ClassVar[tuple[str, ...]] = ()
