@@ -192,11 +192,6 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
         return self.network.task
 
     @property
-    def average_decay(self) -> float:
-        """Decay of the moving average of the weights; 0 if no average is kept."""
-        return self.optimizer.ema_decay or (TARGET_DECAY if self.mechanism.rules.needs_target else 0.0)
-
-    @property
     def warm_start_sha256(self) -> str | None:
         """The sha256 of the warm start's file, whatever its path; None without a warm start."""
         return self.warm_start.sha256 if self.warm_start is not None else None
@@ -247,22 +242,17 @@ class TrainingConfig(ObjectiveConfig, RandomnessConfig):
 
     def as_params(self) -> dict[str, Any]:
         """Return all settings in one flat dictionary, by the names of the dataclass fields, for MLflow."""
-        parts: list[tuple[str, Any]] = [
-            ("", self),
-            ("", self.mechanism),
-            ("", self.views),
-            ("network_", self.encoder),
-            ("network_", self.network),
-            ("optimizer_", self.optimizer),
-            ("", self.evaluation),
-            ("", self.performance),
+        nodes: list[tuple[str, tuple[Any, ...]]] = [
+            ("", (self, self.mechanism, self.views)),
+            ("network_", (self.encoder, self.network)),
+            ("optimizer_", (self.optimizer,)),
+            ("", (self.evaluation, self.performance, self.text_views)),
         ]
-        if self.text_views is not None:
-            parts.append(("", self.text_views))
         params = {
             prefix + item.name if item.name == "name" else item.name: getattr(part, item.name)
-            for prefix, part in parts
-            for item in fields(part)
+            for prefix, parts in nodes
+            for part in parts
+            for item in (() if part is None else fields(part))
             if not is_dataclass(getattr(part, item.name))
         }
         return params | {

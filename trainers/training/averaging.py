@@ -23,7 +23,7 @@ from torch import Tensor
 
 from dpgcl_core.errors import StorageError
 from dpgcl_core.losses.byol import update_target
-from trainers.config.training import TrainingConfig
+from trainers.config.training import TARGET_DECAY, TrainingConfig
 from trainers.models.task_networks import AnyEncoder
 
 
@@ -73,9 +73,9 @@ class WeightAverage:
 
 def average_of(config: TrainingConfig, encoder: AnyEncoder) -> WeightAverage | None:
     """Return the average that a training keeps, at its initial weights; None if it keeps no average."""
-    if not config.average_decay:
-        return None
-    return WeightAverage(encoder, config.average_decay, rising=not config.mechanism.rules.needs_target)
+    needs_target = config.mechanism.rules.needs_target
+    decay = config.optimizer.ema_decay or (TARGET_DECAY if needs_target else 0.0)
+    return WeightAverage(encoder, decay, rising=not needs_target) if decay else None
 
 
 def target_of(config: TrainingConfig, encoder: AnyEncoder) -> AnyEncoder | None:
