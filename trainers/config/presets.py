@@ -29,7 +29,6 @@ _TINY_NETWORK = TrainingOptions(
     optimizer=OptimizerConfig(learning_rate=1e-2),
 )
 DIGITS_CPU = replace_options(_TINY_NETWORK, learning_rate=5e-3, min_crop_area=0.5, flip_prob=0.0)
-FASHION_MNIST_CPU = replace_options(_TINY_NETWORK, expected_batch_size=1024)
 CPU = TrainingOptions()
 
 # From random weights, on generated pairs; every weight trains, because none is pretrained.
@@ -70,7 +69,7 @@ SETTINGS: dict[str, TrainingOptions] = {
     "pairs-cpu": PAIRS_CPU,
     "short-pairs-cpu": SHORT_PAIRS_CPU,
     "digits-cpu": DIGITS_CPU,
-    "fashion-mnist-cpu": FASHION_MNIST_CPU,
+    "fashion-mnist-cpu": replace_options(_TINY_NETWORK, expected_batch_size=1024),
     "paper": PAPER,
     "paper-pairs": PAPER_PAIRS,
 }

@@ -14,7 +14,9 @@ from trainers.data.records import Records
 from trainers.data.stored_images import in_channels
 
 
-def with_class_captions(records: Records, class_names: Sequence[str], template: str) -> ImageTextRecords:
+def with_class_captions(
+    records: Records | ImageTextRecords, class_names: Sequence[str], template: str
+) -> ImageTextRecords:
     """Return the records in colour, as image towers need, each image with a caption that names its class.
 
     Args:

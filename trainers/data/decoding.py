@@ -74,9 +74,6 @@ _TILE_WIDTH, _TILE_HEIGHT, _BITS_PER_SAMPLE, _ORIENTATION = 322, 323, 258, 274
 # plug-in pillow-heif.
 _FORMATS = ("AVIF", "BMP", "GIF", "HEIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")
 
-Decoded = NDArray[np.uint8] | str
-"""An image `[height, width]` or `[height, width, 3]`, or the name of its fault."""
-
 ANIMATED = "animations and multi-page files, of which the first frame or page is used"
 TURNED = "images turned or mirrored by their EXIF orientation"
 TRANSPARENT = "images with transparent parts, which become white"
@@ -111,7 +108,7 @@ def stacked(decoded: Sequence[NDArray[np.uint8]], channels: int) -> NDArray[np.u
 
 def decode_image(
     source: bytes | Path | None, image_size: int | None, max_pixels: int = MAX_IMAGE_PIXELS
-) -> tuple[Decoded, tuple[str, ...]]:
+) -> tuple[NDArray[np.uint8] | str, tuple[str, ...]]:
     """Return one image as uint8 `[height, width]` or `[height, width, 3]`, and the kinds of its conversions.
 
     The pixels are those that a viewer shows on a white page: the EXIF orientation is applied, and transparent

@@ -28,9 +28,8 @@ from trainers.data.dataset_registry import (
 from trainers.data.decoding import MAX_IMAGE_PIXELS, PILLOW_MAX_PIXELS
 from trainers.data.pair_options import PairOptions
 from trainers.data.pair_tables import csv_has_captions, has_captions
-from trainers.data.pairs import ImageTextRecords, LoadedData
+from trainers.data.pairs import LoadedData
 from trainers.data.procedural import procedural_name
-from trainers.data.records import Records
 from trainers.data.request import Request
 from trainers.data.shapes import shapes_name
 
@@ -172,10 +171,8 @@ def load_dataset(
     if pairs.class_captions is None:
         return dataset
     caption = partial(with_class_captions, class_names=dataset.class_names, template=pairs.class_captions)
-    train, test = dataset.train, dataset.test
-    assert isinstance(train, Records)
-    assert not isinstance(test, ImageTextRecords)
-    return dataclasses.replace(dataset, train=caption(train), test=None if test is None else caption(test))
+    test = None if dataset.test is None else caption(dataset.test)
+    return dataclasses.replace(dataset, train=caption(dataset.train), test=test)
 
 
 def check_max_image_pixels(limit: int) -> None:
@@ -235,6 +232,7 @@ def split_held_out(
 
     >>> import numpy as np
     >>> from dpgcl_core.sampling.record_ids import ids_from_names
+    >>> from trainers.data.records import Records
     >>> ids = ids_from_names([f"r{i}" for i in range(100)])
     >>> records = Records(images=np.zeros((100, 1, 8, 8), dtype=np.uint8), ids=ids)
     >>> slots = SlotTable.empty(100).holding(ids, np.random.default_rng())

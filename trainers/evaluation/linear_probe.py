@@ -18,6 +18,7 @@ curvature everywhere up to a factor of K/2 (Böhning, 1992). L is one Cholesky f
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,33 +42,25 @@ _MEMORY = 20
 """Pairs of steps and gradients that L-BFGS keeps."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Standardization:
-    """Subtraction of the features' mean, and division by their standard deviation.
+def standardization_of(features: Features) -> Callable[[Features], Tensor]:
+    """Return the standardization by the mean and deviation of these features `[n, feature_dim]`.
 
-    Attributes:
-      mean: `[feature_dim]`.
-      deviation: `[feature_dim]`; 1 for a constant feature, whose standardised value is 0.
+    The function returned subtracts the mean and divides by the standard deviation, or by 1 for a constant
+    feature, whose standardised value is 0. Its result is float32, of the shape of its argument.
     """
-
-    mean: Features
-    deviation: Features
-
-    def __call__(self, features: Features) -> Tensor:
-        """Return standardised features, float32 of the same shape."""
-        rows: Features = features - self.mean
-        rows /= self.deviation
-        return torch.from_numpy(rows)
-
-
-def standardization_of(features: Features) -> Standardization:
-    """Return the standardization by the mean and deviation of these features `[n, feature_dim]`."""
     mean, variance = features.mean(axis=0, dtype=np.float64), features.var(axis=0, dtype=np.float64)
     # The computed deviation of a constant feature is only rounding error: at most n·eps times its mean.
     rounding = len(features) * np.finfo(np.float64).eps
     is_constant = variance <= rounding * variance + (rounding * mean) ** 2
     deviation = np.where(is_constant, 1.0, np.sqrt(variance))
-    return Standardization(mean=mean.astype(np.float32), deviation=deviation.astype(np.float32))
+    centre, scale = mean.astype(np.float32), deviation.astype(np.float32)
+
+    def standardise(rows: Features) -> Tensor:
+        standard: Features = rows - centre
+        standard /= scale
+        return torch.from_numpy(standard)
+
+    return standardise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +76,7 @@ class LinearProbe:
     """
 
     classes: Labels
-    scaler: Standardization
+    scaler: Callable[[Features], Tensor]
     weight: Tensor
     bias: Tensor
     num_iterations: int

@@ -124,8 +124,13 @@ class ModelKind(ABC, Generic[NetworkT]):
           StorageError: the folder is damaged, or its weights do not fit its network.
           ConfigError: the network cannot be built, or is the user's own and `own_network` does not name it.
         """
-        if description.encoder_kind == IMAGE_ENCODER:
-            refuse_unknown_network(folder, description, own_network)
+        is_own = description.encoder_kind == IMAGE_ENCODER and description.network not in NETWORKS
+        if is_own and description.network != own_network:
+            raise ConfigError(
+                f"the model in {folder} uses a network of your own, so --network must be "
+                f"{description.network}; got {own_network}. If you trust this network, put it on PYTHONPATH "
+                "and pass the option."
+            )
         network = self.build(description)
         tensors, part = read_model_weights(folder, description), self.stored_part(network)
         difference = misfits(tensors, part.state_dict())
@@ -319,19 +324,6 @@ def encoder_kind_of(params: Mapping[str, Any]) -> AnyKind:
     if "tie_embeddings" in params:
         return CAPTIONERS
     return CLIP_MODELS if "lora_rank" in params else IMAGE_ENCODERS
-
-
-def refuse_unknown_network(folder: Path, description: ModelDescription, own_network: str | None) -> None:
-    """Raise ConfigError for a network of the user's own that a folder names and the caller does not.
-
-    Raises:
-      ConfigError: the network is the user's own, and `own_network` does not name it.
-    """
-    if description.network not in NETWORKS and description.network != own_network:
-        raise ConfigError(
-            f"the model in {folder} uses a network of your own, so --network must be {description.network}; "
-            f"got {own_network}. If you trust this network, put it on PYTHONPATH and pass the option."
-        )
 
 
 def _command(program: str, folder: Path) -> str:

@@ -44,17 +44,24 @@ class ResumableSweep:
     Attributes:
       folder: the folder of the sweep; of two that a script runs, the one most recently charged.
       command: how it was started; None if an earlier version started it.
-      is_finished: whether it ended with all its results.
     """
 
     folder: Path
     command: Command | None
-    is_finished: bool
 
     @property
     def name(self) -> str:
         """The name with which the sweep is continued."""
         return self.folder.name if self.command is None else self.command.name
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it ended with all its results: by its release if sealed, or by its log if open."""
+        folder = self.folder.with_name(self.name)
+        if (folder / "trusted").is_dir():
+            return (folder / "release" / "result.json").exists()
+        events = logged_events(folder, ENDED)
+        return bool(events) and events[-1].get("text") == "FINISHED"
 
 
 def resume_line(folder: Path) -> str:
@@ -74,10 +81,8 @@ def resumable_sweeps(root: Path) -> list[ResumableSweep]:
     files = [path for path in (root / "sweeps").glob("*/plan.json") if path.is_file()]
     sweeps: dict[str, ResumableSweep] = {}
     for file in sorted(files, key=lambda path: path.stat().st_mtime_ns, reverse=True):
-        folder, command = file.parent, _command_of(file.parent)
-        name = folder.name if command is None else command.name
-        is_finished = _has_finished(root / "sweeps" / name)
-        sweeps.setdefault(name, ResumableSweep(folder=folder, command=command, is_finished=is_finished))
+        sweep = ResumableSweep(folder=file.parent, command=_command_of(file.parent))
+        sweeps.setdefault(sweep.name, sweep)
     return list(sweeps.values())
 
 
@@ -90,14 +95,6 @@ def last_status(folder: Path) -> str:
     if not events:
         return ""
     return "RUNNING" if events[-1]["event"] == BEGUN else str(events[-1].get("text"))
-
-
-def _has_finished(folder: Path) -> bool:
-    """Whether a sweep ended successfully, from its release if sealed, or from its log if open."""
-    if (folder / "trusted").is_dir():
-        return (folder / "release" / "result.json").exists()
-    events = logged_events(folder, ENDED)
-    return bool(events) and events[-1].get("text") == "FINISHED"
 
 
 def logged_events(folder: Path, *names: str) -> list[dict[str, Any]]:

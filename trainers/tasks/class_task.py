@@ -118,9 +118,8 @@ class Classes(PerRecordTask[Classifier]):
         labels = torch.from_numpy(records.labels_at(rows, seed=seed, step=step)).to(views.device)
         return views, F.one_hot(labels, network.num_classes).float()[:, None]
 
-    def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> Records:
+    def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> AnyRecords:
         images = super().synthetic_records(count, image_shape)
-        assert isinstance(images, Records)
         return dataclasses.replace(images, labels=np.zeros(count, dtype=np.int64))
 
     def run(self, network: Classifier, inputs: GroupInputs) -> None:

@@ -277,23 +277,21 @@ def refuse_other_size(spec: ClipSpec, image_shape: tuple[int, ...]) -> None:
         )
 
 
-class _TextsAsLevels(nn.Module):
-    """The text tower as a function of numbers in [−1, 1], which `refuse_cross_record` draws as inputs."""
-
+class _Tower(nn.Module):
     def __init__(self, encoder: ImageTextEncoder) -> None:
         super().__init__()
         self.encoder = encoder
+
+
+class _TextsAsLevels(_Tower):
+    """The text tower as a function of numbers in [−1, 1], which `refuse_cross_record` draws as inputs."""
 
     def forward(self, levels: Tensor) -> Tensor:
         spec = self.encoder.spec
         return self.encoder.embed_texts(_with_end(_tokens_of(levels.flatten(1), spec), spec))
 
 
-class _Images(nn.Module):
-    def __init__(self, encoder: ImageTextEncoder) -> None:
-        super().__init__()
-        self.encoder = encoder
-
+class _Images(_Tower):
     def forward(self, images: Tensor) -> Tensor:
         return self.encoder.embed_images(images)
 
