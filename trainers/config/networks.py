@@ -11,7 +11,6 @@ from dpgcl_core.errors import ConfigError, require, require_choice, require_each
 from dpgcl_core.ledger.chain import Head
 from trainers.config.tree import option
 
-PRECISIONS = ("float32", "bfloat16", "float16")
 HEAD, ALL_LAYERS = "head", "all"
 TRAINED_LAYERS = (HEAD, ALL_LAYERS)
 
@@ -99,7 +98,7 @@ class AnyNetwork:
     takes_pairs: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require_choice("precision", self.precision, PRECISIONS)
+        require_choice("precision", self.precision, ("float32", "bfloat16", "float16"))
         require(
             0 < self.loss_scale < math.inf and math.frexp(self.loss_scale)[0] == 0.5,
             f"loss_scale must be a power of two, so that dividing by it is exact; got {self.loss_scale}",

@@ -14,8 +14,6 @@ from trainers.config.removed_options import check_removed_choice
 from trainers.config.tree import option
 
 POOLED, GRID4 = "pooled", "grid4"
-READOUTS = (POOLED, GRID4)
-DECAYS = ("none", "cosine", "linear")
 
 
 def _require_not_negative(node: object, *names: str) -> None:
@@ -74,7 +72,7 @@ class OptimizerConfig:
         )
         require_each(self, ("momentum", "ema_decay"), "be in [0, 1)", lambda value: 0 <= value < 1)
         _require_not_negative(self, "warmup_steps")
-        require_choice("learning_rate_decay", self.learning_rate_decay, DECAYS)
+        require_choice("learning_rate_decay", self.learning_rate_decay, ("none", "cosine", "linear"))
         check_removed_choice("optimizer", self.name)
 
 
@@ -106,7 +104,7 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         require_least(self, 1, "max_index_records", "max_query_records", "num_neighbors")
-        require_choice("readout", self.readout, READOUTS)
+        require_choice("readout", self.readout, (POOLED, GRID4))
         _require_not_negative(self, "record_every_steps", "score_every_steps")
         share = self.score_on_held_out
         require(0 <= share < 1, f"score_on_held_out must be a share in [0, 1); got {share}")

@@ -21,8 +21,6 @@ from dpgcl_core.errors import ConfigError, DataError
 TIMEOUT_SECONDS = 30.0
 """Longest wait for a connection and for each piece of the response."""
 
-_CHUNK_BYTES = 1 << 20
-
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteFile:
@@ -132,7 +130,7 @@ def _download(file: RemoteFile, folder_name: str, target: Path) -> None:
     pooch.get_logger().setLevel(logging.CRITICAL)  # it would print addresses, which may hold a password
     # An archive is checked as published: no proxy or client on the way may unpack a .gz.
     headers = {"User-Agent": "dpgcl", "Accept-Encoding": "identity"}
-    fetch = pooch.HTTPDownloader(chunk_size=_CHUNK_BYTES, timeout=TIMEOUT_SECONDS, headers=headers)
+    fetch = pooch.HTTPDownloader(chunk_size=1 << 20, timeout=TIMEOUT_SECONDS, headers=headers)
     failures = []
     for url in _addresses(file):
         try:

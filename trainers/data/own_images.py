@@ -445,11 +445,9 @@ def _resized(images: Images, image_size: int | None) -> Images:
     """Return images in this size; stored images are resized when they are read."""
     if isinstance(images, ArrayImages):
         return dataclasses.replace(images, image_size=image_size)
-    return (
-        images
-        if image_size is None or not isinstance(images, np.ndarray)
-        else resize_images(images, image_size)
-    )
+    if image_size is None or not isinstance(images, np.ndarray):
+        return images
+    return resize_images(images, image_size)
 
 
 def _name_ids(names: Iterable[str]) -> Ids:

@@ -19,9 +19,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import rankdata
 
-IMBALANCE = 2
-"""If the largest class is at least this many times the smallest, an accuracy alone says little."""
-
 
 class Score(float):
     """A score and its outcomes; it is pickled and copied as a plain number.
@@ -81,11 +78,13 @@ def exp_score(score: Score) -> float:
 def needs_balance(labels: NDArray[np.int64]) -> bool:
     """Return whether there are two classes, or the largest class is at least twice as large as the smallest.
 
+    Then an accuracy alone says little.
+
     >>> [needs_balance(np.array(labels)) for labels in ([0, 1], [0, 0, 1, 2], [0, 0, 0, 1, 1, 2, 2], [5, 5])]
     [True, True, False, False]
     """
     counts = np.unique(labels, return_counts=True)[1]
-    return len(counts) == 2 or bool(counts.max() >= IMBALANCE * counts.min() and len(counts) > 1)
+    return len(counts) == 2 or bool(counts.max() >= 2 * counts.min() and len(counts) > 1)
 
 
 def balanced_score(hits: NDArray[Any], labels: NDArray[np.int64]) -> Score:

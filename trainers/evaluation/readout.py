@@ -17,8 +17,6 @@ from trainers.config.nodes import GRID4, POOLED
 from trainers.models.encoder import Encoder
 from trainers.models.task_networks import AnyEncoder
 
-GRID_SIDE = 4
-
 
 def read_out(encoder: AnyEncoder, images: Tensor, readout: str = POOLED) -> Tensor:
     """Return the features of normalised images that k-NN and probes read, `[n, width]`.
@@ -45,7 +43,7 @@ def read_out(encoder: AnyEncoder, images: Tensor, readout: str = POOLED) -> Tens
     check_readout(encoder, readout)
     backbone: Any = encoder.backbone
     feature_map: Tensor = backbone.feature_map(images)
-    return F.adaptive_avg_pool2d(feature_map, GRID_SIDE).flatten(1)
+    return F.adaptive_avg_pool2d(feature_map, 4).flatten(1)
 
 
 def check_readout(encoder: nn.Module, readout: str) -> None:

@@ -17,8 +17,6 @@ from typing import Any
 
 from dpgcl_core.durable_files import make_folder, replacing
 
-_POLL_SECONDS = 0.05
-
 
 class TrainingStopped(Exception):  # noqa: N818 (an answer, not a fault)
     """Raised when the sweep's time is over; the checkpoint contains all steps that were drawn."""
@@ -92,7 +90,7 @@ class Oversight:
             if answer.get("token") == token:
                 return bool(answer["goes_on"])
             check_attempt()
-            time.sleep(_POLL_SECONDS)
+            time.sleep(0.05)
         return True  # a stop: the training loop itself checks `must_stop`
 
     def question(self) -> Question | None:

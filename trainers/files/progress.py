@@ -18,7 +18,6 @@ from pathlib import Path
 from dpgcl_core.durable_files import new_file
 
 PROGRESS_FILE = "progress.json"
-_MIN_SECONDS_BETWEEN_WRITES = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +74,7 @@ class ProgressWriter:
         now = self._clock()
         if now < self._next and step < self._num_steps:
             return
-        self._next = now + _MIN_SECONDS_BETWEEN_WRITES
+        self._next = now + 1
         part = self._path.with_suffix(".part")
         with suppress(OSError):  # a file that is only for observers must not stop a training
             with open(part, "w", opener=new_file) as file:

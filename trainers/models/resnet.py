@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-MAX_NORM_GROUPS = 32
 STAGE_CHANNELS = (64, 128, 256, 512)
 LARGE_IMAGE_SIDE = 64
 """Images whose smaller side is at least this get the 7×7 stride-2 stem with max-pooling."""
@@ -23,7 +22,7 @@ def _conv(in_channels: int, out_channels: int, kernel_size: int, stride: int) ->
 
 
 def _norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(min(MAX_NORM_GROUPS, channels), channels)
+    return nn.GroupNorm(min(32, channels), channels)
 
 
 class BasicBlock(nn.Module):

@@ -8,10 +8,6 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-WIDE = (32, 64, 128)
-SMALL = (16, 32, 64)
-TINY = (8, 16, 32)
-CHANNELS_PER_GROUP = 4
 POOLED_SIDE = 2
 
 
@@ -23,10 +19,10 @@ class SmallCnn(nn.Module):
       channels: output channels of the convolutions.
 
     Attributes:
-      feature_dim: width of the features: 256, 128 for `TINY`, 512 for `WIDE`.
+      feature_dim: width of the features: 4 for each channel of the last convolution.
     """
 
-    def __init__(self, in_channels: int, channels: tuple[int, ...] = SMALL) -> None:
+    def __init__(self, in_channels: int, channels: tuple[int, ...] = (16, 32, 64)) -> None:
         super().__init__()
         self.feature_dim = channels[-1] * POOLED_SIDE**2
         layers: list[nn.Module] = []
@@ -36,7 +32,7 @@ class SmallCnn(nn.Module):
             # Out of place: per-layer hooks keep these tensors for the clipped gradient.
             layers += [
                 conv,
-                nn.GroupNorm(out_channels // CHANNELS_PER_GROUP, out_channels),
+                nn.GroupNorm(out_channels // 4, out_channels),
                 nn.ReLU(inplace=False),
             ]
             in_channels = out_channels
@@ -69,7 +65,7 @@ def tiny_cnn(image_shape: tuple[int, int, int]) -> SmallCnn:
     >>> sum(p.numel() for p in tiny_cnn((1, 28, 28)).parameters())
     5944
     """
-    return SmallCnn(image_shape[0], TINY)
+    return SmallCnn(image_shape[0], (8, 16, 32))
 
 
 def wide_cnn(image_shape: tuple[int, int, int]) -> SmallCnn:
@@ -80,4 +76,4 @@ def wide_cnn(image_shape: tuple[int, int, int]) -> SmallCnn:
     >>> sum(p.numel() for p in wide_cnn((1, 28, 28)).parameters())
     92896
     """
-    return SmallCnn(image_shape[0], WIDE)
+    return SmallCnn(image_shape[0], (32, 64, 128))

@@ -16,10 +16,6 @@ from trainers.models.attention import separate_attention
 from trainers.models.lora import with_lora
 from trainers.torchvision_import import open_clip
 
-ARCHITECTURE = "ViT-B-32"
-RANK = 16
-ALPHA = 16
-TARGETS = ("q_proj", "v_proj")
 _COLOURS = 3
 
 
@@ -68,8 +64,8 @@ def vit_b_32_lora(image_shape: tuple[int, int, int]) -> ImageTower:
       ConfigError: the images have another shape.
     """
     # Uses the class itself rather than open_clip.create_model, which warns through the root logger.
-    tower = open_clip().CLIP(**open_clip().get_model_config(ARCHITECTURE)).visual
+    tower = open_clip().CLIP(**open_clip().get_model_config("ViT-B-32")).visual
     backbone = ImageTower(tower, image_shape)
     separate_attention(backbone)
-    with_lora(backbone, rank=RANK, alpha=ALPHA, targets=TARGETS)
+    with_lora(backbone, rank=16, alpha=16, targets=("q_proj", "v_proj"))
     return backbone

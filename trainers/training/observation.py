@@ -81,13 +81,18 @@ class Observer:
           reports: the reports of this worker's microbatches.
           workers: the training's workers.
         """
-        empty = torch.zeros(0)
-        norms = torch.cat([r.norms.cpu() for r in reports] or [empty])
-        losses = torch.cat([r.losses.cpu() for r in reports] or [empty])
-        masked = torch.cat([r.non_finite.cpu() for r in reports] or [empty])
-        clipped = torch.cat([self._mark_clipped(r) for r in reports] or [empty])
-        counted = torch.cat([_contributing_groups(r) for r in reports] or [empty])
-        parts = [norms.nan_to_num(0, 0, 0), losses, masked, clipped, counted]
+        rows = [
+            (
+                r.norms.nan_to_num(0, 0, 0),
+                r.losses,
+                r.non_finite,
+                self._mark_clipped(r),
+                _contributing_groups(r),
+            )
+            for r in reports
+        ]
+        columns = zip(*rows, strict=True) if rows else [[torch.zeros(0)]] * 5
+        parts = [torch.cat([part.cpu() for part in column]) for column in columns]
         counts = torch.tensor([num_grouped, batch_size]).double()
         sums = torch.cat([torch.stack([part.double().sum() for part in parts]), counts])
         workers.sum_shares(sums)
@@ -107,8 +112,8 @@ class Observer:
     def _mark_clipped(self, report: GroupReport) -> Tensor:
         """Mark the groups whose gradient, or a separately clipped part of it, exceeded its bound."""
         if report.part_ratios is not None:
-            return (report.part_ratios > 1).any(1).cpu()
-        return (report.norms > self._config.mechanism.l2_clip_norm).cpu()
+            return (report.part_ratios > 1).any(1)
+        return report.norms > self._config.mechanism.l2_clip_norm
 
     def record_snr(self, step: int, clean_norm: float, bare_norm: float | None, noise_norm: float) -> None:
         """Record SNR as DP-GCL defines it: norm of the clipped sum before noise over the norm of the noise.
@@ -207,4 +212,4 @@ class ObservedStep:
 
 
 def _contributing_groups(report: GroupReport) -> Tensor:
-    return torch.ones_like(report.norms).cpu() if report.complete is None else report.complete.float().cpu()
+    return torch.ones_like(report.norms) if report.complete is None else report.complete.float()
