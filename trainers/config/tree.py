@@ -145,8 +145,7 @@ def _docstrings(kind: type[Any]) -> dict[str, str]:
             continue
         body = next(node.body for node in ast.parse(source).body if isinstance(node, ast.ClassDef))
         for field, text in itertools.pairwise(body):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                match text:
-                    case ast.Expr(value=ast.Constant(value=str(words))):
-                        text_by_field[field.target.id] = " ".join(words.split())
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(words))):
+                    text_by_field[name] = " ".join(words.split())
     return text_by_field

@@ -55,7 +55,6 @@ INDEX_FOLDER = ".dpgcl-index"
 IMAGES_AT_ONCE = 256
 _FORMAT = 3
 _FILES_PER_PART = 8192
-_SECONDS_BETWEEN_LINES = 10.0
 _log = logging.getLogger(__name__)
 
 Source = bytes | Path | None
@@ -324,10 +323,10 @@ class ImageScan:
         return True
 
     def _show_progress(self, number: int) -> None:
-        """Print the progress on a terminal alone: the number of records may be private."""
+        """Print the progress every ten seconds, only on a terminal: the number of records may be private."""
         self._num_read += number
         now = time.monotonic()
-        if self.keeps_pixels or now - self._print_time < _SECONDS_BETWEEN_LINES or not sys.stderr.isatty():
+        if self.keeps_pixels or now - self._print_time < 10 or not sys.stderr.isatty():
             return
         self._print_time, rate = now, self._num_read / (now - self._start_time)
         left = max(0, self._num_images - self._num_read) / rate

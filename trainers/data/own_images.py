@@ -380,11 +380,8 @@ def _image_names(path: Path) -> tuple[list[str], Counter[str]]:
     names: list[str] = []
     unusable, ignored = Counter[str](), Counter[str]()
 
-    def count_unreadable(_: OSError) -> None:
-        unusable["closed"] += 1
-
     # By default os.walk skips a sub-folder that it may not open: records would be lost silently.
-    for root, folders, files in os.walk(path, onerror=count_unreadable):
+    for root, folders, files in os.walk(path, onerror=lambda _: unusable.update(["closed"])):
         folders[:] = [name for name in folders if not name.startswith(".")]
         unusable["links"] += sum(os.path.islink(os.path.join(root, name)) for name in folders)
         prefix = Path(root).relative_to(path)

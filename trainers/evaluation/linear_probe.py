@@ -38,9 +38,6 @@ MAX_ITERATIONS = 1000
 GRADIENT_TOLERANCE = 1e-4
 """Largest entry of the gradient when the fit stops, over √n: F/n was then at most 1e-4 above its minimum."""
 
-_MEMORY = 20
-"""Pairs of steps and gradients that L-BFGS keeps."""
-
 
 def standardization_of(features: Features) -> Callable[[Features], Tensor]:
     """Return the standardization by the mean and deviation of these features `[n, feature_dim]`.
@@ -108,7 +105,7 @@ def fit_linear_probe(features: Features, labels: Labels) -> LinearProbe:
         method="L-BFGS-B",
         options={
             "maxiter": MAX_ITERATIONS,
-            "maxcor": _MEMORY,
+            "maxcor": 20,  # pairs of steps and gradients that L-BFGS keeps
             "gtol": GRADIENT_TOLERANCE * len(features) ** 0.5,
             "ftol": 0.0,
         },

@@ -204,11 +204,9 @@ def embed_in_batches(embed: Callable[[slice], Tensor], num_rows: int, batch_size
     Raises:
       DataError: there is nothing to embed.
     """
-    parts = []
+    starts = range(0, num_rows, batch_size)
     with torch.no_grad():
-        for start in range(0, num_rows, batch_size):
-            part = slice(start, min(start + batch_size, num_rows))
-            parts.append(embed(part))
+        parts = [embed(slice(start, min(start + batch_size, num_rows))) for start in starts]
     if not parts:
         raise DataError("there is nothing to embed. Pass at least one image and one text.")
     return torch.cat(parts)

@@ -36,8 +36,6 @@ MAX_PIXELS_A_SIDE = 32
 """Larger images are averaged down to this side, so that an image has at most 3,072 pixel features."""
 
 _BATCH_SIZE = 512
-_CELLS_A_SIDE = 8
-_SMALLEST_CELL = 2
 
 
 def reference_scores(data: TrainingData, config: EvaluationConfig) -> dict[str, float]:
@@ -99,7 +97,7 @@ def hog_features(images: Tensor) -> Features:
     from skimage.feature import hog  # imported late: it takes a second, which workers should not pay
 
     side = min(images.shape[-2:])
-    cell = max(_SMALLEST_CELL, -(-side // _CELLS_A_SIDE))
+    cell = max(2, -(-side // 8))  # an eighth of the side, rounded up
     missing = [max(0, 2 * cell - each) for each in (images.shape[-1], images.shape[-2])]
     padded = F.pad(images.float(), (0, missing[0], 0, missing[1]), mode="replicate").numpy()
     rows = [

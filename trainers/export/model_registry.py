@@ -95,7 +95,7 @@ def register(folder: Path, tracking_uri: str, name: str | None = None) -> Regist
             return Registered(name=name, version=registered_version, is_new=False)
         run_id = _find_or_create_run(client, description)
         with tempfile.TemporaryDirectory(prefix="dpgcl-register-") as temporary:
-            write_pyfunc(folder, Path(temporary) / _ARTIFACT)
+            write_pyfunc(folder, Path(temporary) / _ARTIFACT, description)
             client.log_artifacts(run_id, str(Path(temporary) / _ARTIFACT), _artifact_path(description))
         version = _create_version(client, name, run_id, folder, description)
     return Registered(name=name, version=version, is_new=True)
@@ -110,16 +110,16 @@ def registered_name(sweep: str) -> str:
     return f"dpgcl-{_NOT_IN_A_NAME.sub('-', sweep).strip('-')}"
 
 
-def write_pyfunc(folder: Path, target: Path) -> None:
+def write_pyfunc(folder: Path, target: Path, description: ModelDescription) -> None:
     """Write an exported model as MLflow's pyfunc: data, code and requirements.
 
     Args:
       folder: folder of the exported model.
       target: a new folder.
+      description: the model's description.
     """
     import mlflow.pyfunc
 
-    description = read_description(folder)
     packages = [str(Path(str(package.__file__)).parent) for package in (trainers, dpgcl_core)]
     with warnings.catch_warnings(action="ignore"):  # it asks for an example input, which would be an image
         mlflow.pyfunc.save_model(
@@ -181,10 +181,8 @@ def _signature(description: ModelDescription) -> ModelSignature:
 
 def _version_of(client: MlflowClient, name: str, description: ModelDescription) -> str | None:
     """Return the registered model's version that holds these weights; None if there is none."""
-    for version in client.search_model_versions(f"name = '{name}'"):
-        if version.tags.get("dpgcl.sha256") == description.sha256:
-            return str(version.version)
-    return None
+    versions = client.search_model_versions(f"name = '{name}'")
+    return next((str(v.version) for v in versions if v.tags.get("dpgcl.sha256") == description.sha256), None)
 
 
 def _find_or_create_run(client: MlflowClient, description: ModelDescription) -> str:

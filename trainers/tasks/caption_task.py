@@ -61,8 +61,15 @@ class Captions(PerRecordTask[Captioner]):
     def synthetic_records(self, count: int, image_shape: tuple[int, ...]) -> ImageTextRecords:
         return make_shape_pairs(count, seed=0, image_size=image_shape[1])
 
-    def losses(self, network: Captioner, precision: AnyNetworkConfig | None) -> Objective:
-        return caption_losses(network, precision)
+    def losses(self, network: Captioner, precision: AnyNetworkConfig | None = None) -> Objective:
+        config = precision or CaptionerConfig()
+
+        def losses(inputs: GroupInputs) -> Tensor:
+            images, tokens = (part.flatten(0, 2) for part in inputs)
+            logits = scale_gradient(config, pass_in(config, lambda part: network(part, tokens), images))
+            return -network.next_tokens(logits, tokens).per_token().reshape(len(inputs[0]), -1).mean(1)
+
+        return losses
 
     def evaluate(self, network: Captioner, scoring: Scoring) -> dict[str, float]:
         if scoring.index is None and not isinstance(scoring.queries, ImageTextRecords):
@@ -80,20 +87,3 @@ class Captions(PerRecordTask[Captioner]):
 
 
 CAPTIONS = Captions()
-
-
-def caption_losses(network: Captioner, precision: AnyNetworkConfig | None = None) -> Objective:
-    """Return the function from images and caption tokens to the mean loss of each group's views, `[groups]`.
-
-    Args:
-      network: the captioner.
-      precision: the configuration with the precision of its pass; None for float32.
-    """
-    config = precision or CaptionerConfig()
-
-    def losses(inputs: GroupInputs) -> Tensor:
-        images, tokens = (part.flatten(0, 2) for part in inputs)
-        logits = scale_gradient(config, pass_in(config, lambda part: network(part, tokens), images))
-        return -network.next_tokens(logits, tokens).per_token().reshape(len(inputs[0]), -1).mean(1)
-
-    return losses

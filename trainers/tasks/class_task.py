@@ -125,8 +125,21 @@ class Classes(PerRecordTask[Classifier]):
     def run(self, network: Classifier, inputs: GroupInputs) -> None:
         network(inputs[0].flatten(0, 2))
 
-    def losses(self, network: Classifier, precision: AnyNetworkConfig | None) -> Objective:
-        return class_losses(network, precision)
+    def losses(self, network: Classifier, precision: AnyNetworkConfig | None = None) -> Objective:
+        """Return the function from images and labels to each group's mean cross-entropy, `[groups]`.
+
+        A label is a row of `num_classes` numbers, 1 at its class and 0 elsewhere. Other numbers are accepted,
+        because the clipping engine compares its ways of clipping on synthetic inputs.
+        """
+        config = precision or NetworkConfig()
+
+        def losses(inputs: GroupInputs) -> Tensor:
+            images, targets = (part.flatten(0, 2) for part in inputs)
+            logits = scale_gradient(config, pass_in(config, network, images))
+            entropies = -(targets * logits.log_softmax(1)).sum(1)
+            return entropies.reshape(len(inputs[0]), -1).mean(1)
+
+        return losses
 
     def evaluate(self, network: Classifier, scoring: Scoring) -> dict[str, float]:
         return classifier_scores.evaluate(network, scoring)
@@ -150,27 +163,6 @@ class Classes(PerRecordTask[Classifier]):
 
 
 CLASSES = Classes()
-
-
-def class_losses(network: Classifier, precision: AnyNetworkConfig | None = None) -> Objective:
-    """Return the function from images and labels to each group's mean cross-entropy over views, `[groups]`.
-
-    A label is a row of `num_classes` numbers, 1 at its class and 0 elsewhere. Other numbers are accepted,
-    because the clipping engine compares its ways of clipping on synthetic inputs.
-
-    Args:
-      network: the classifier.
-      precision: the configuration with the precision of its pass; None for float32.
-    """
-    config = precision or NetworkConfig()
-
-    def losses(inputs: GroupInputs) -> Tensor:
-        images, targets = (part.flatten(0, 2) for part in inputs)
-        logits = scale_gradient(config, pass_in(config, network, images))
-        entropies = -(targets * logits.log_softmax(1)).sum(1)
-        return entropies.reshape(len(inputs[0]), -1).mean(1)
-
-    return losses
 
 
 def _classifier_config(config: TrainingConfig) -> ClassifierConfig:

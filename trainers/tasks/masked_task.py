@@ -48,8 +48,16 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
         views = image_views(config, network, pixels, ids, step=step, num_views=1)
         return views, patch_orders(ids, network.num_patches, seed=seed, step=step)[:, None]
 
-    def losses(self, network: MaskedAutoEncoder, precision: AnyNetworkConfig | None) -> Objective:
-        return masked_losses(network, precision)
+    def losses(self, network: MaskedAutoEncoder, precision: AnyNetworkConfig | None = None) -> Objective:
+        config = precision or MaskedNetworkConfig()
+
+        def losses(inputs: GroupInputs) -> Tensor:
+            images, orders = (part.flatten(0, 2) for part in inputs)
+            patches = pass_in(config, lambda part: network(part, orders), images)
+            errors = scale_gradient(config, patches) - network.targets(images, orders)
+            return errors.square().mean((1, 2)).reshape(len(inputs[0]), -1).mean(1)
+
+        return losses
 
     def evaluate(self, network: MaskedAutoEncoder, scoring: Scoring) -> dict[str, float]:
         return features.evaluate(network, scoring)
@@ -60,24 +68,6 @@ class MaskedImages(PerRecordTask[MaskedAutoEncoder]):
 
 
 MASKED_IMAGES = MaskedImages()
-
-
-def masked_losses(network: MaskedAutoEncoder, precision: AnyNetworkConfig | None = None) -> Objective:
-    """Return the function from images and patch orders to the mean loss of each group's views, `[groups]`.
-
-    Args:
-      network: the masked auto-encoder.
-      precision: the configuration with the precision of its pass; None for float32.
-    """
-    config = precision or MaskedNetworkConfig()
-
-    def losses(inputs: GroupInputs) -> Tensor:
-        images, orders = (part.flatten(0, 2) for part in inputs)
-        patches = pass_in(config, lambda part: network(part, orders), images)
-        errors = scale_gradient(config, patches) - network.targets(images, orders)
-        return errors.square().mean((1, 2)).reshape(len(inputs[0]), -1).mean(1)
-
-    return losses
 
 
 def patch_orders(ids: Ids, num_patches: int, *, seed: int, step: int) -> Tensor:

@@ -51,8 +51,13 @@ class PerRecordTask(Task[NetworkT]):
         """Return synthetic conditions `[NUM_PROBES, 1, 1, ...]`, to test the network or for blank inputs."""
 
     @abstractmethod
-    def losses(self, network: NetworkT, precision: AnyNetworkConfig | None) -> Objective:
-        """Return the function from images and conditions to each group's mean loss over views, `[groups]`."""
+    def losses(self, network: NetworkT, precision: AnyNetworkConfig | None = None) -> Objective:
+        """Return the function from images and conditions to each group's mean loss over views, `[groups]`.
+
+        Args:
+          network: the network.
+          precision: the configuration with the precision of its pass; None for float32.
+        """
 
     def build(
         self, config: TrainingConfig, image_shape: ImageShape, start_tensors: Mapping[str, Tensor] | None

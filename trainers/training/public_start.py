@@ -63,8 +63,8 @@ from trainers.models.clip.published_models import CLIP_NANO, SMALL_MODELS, ClipC
 from trainers.models.encoder import NETWORKS as BACKBONES
 from trainers.models.encoder import Encoder, ImageShape, build_encoder, to_fast_layout
 from trainers.models.masked import MaskedAutoEncoder, build_masked
-from trainers.tasks.caption_task import caption_losses
-from trainers.tasks.masked_task import masked_losses, patch_orders
+from trainers.tasks.caption_task import CAPTIONS
+from trainers.tasks.masked_task import MASKED_IMAGES, patch_orders
 from trainers.training.optimizers import build_optimizer, learning_rate_at
 from trainers.views.caption_views import make_text_views
 from trainers.views.image_views import make_views
@@ -326,14 +326,14 @@ def _masked_loss(recipe: Recipe, network: MaskedAutoEncoder, step: int, images: 
     ids = _ids(recipe, step)
     orders = patch_orders(ids, network.num_patches, seed=recipe.seed, step=step)
     inputs = _views(recipe, step, images, num_views=1)[:, None], orders[:, None, None]
-    return masked_losses(network)(tuple(each.to(_device_of(network)) for each in inputs)).mean()
+    return MASKED_IMAGES.losses(network)(tuple(each.to(_device_of(network)) for each in inputs)).mean()
 
 
 def _caption_loss(recipe: Recipe, network: Captioner, step: int, pairs: ImageTextRecords) -> Tensor:
     """Return the mean error of the next tokens."""
     images, texts = _views_of_pairs(recipe, step, pairs)
     inputs = images[:, None, None], network.tokenizer(texts).tokens[:, None, None]
-    return caption_losses(network)(tuple(each.to(_device_of(network)) for each in inputs)).mean()
+    return CAPTIONS.losses(network)(tuple(each.to(_device_of(network)) for each in inputs)).mean()
 
 
 def _towers_loss(recipe: Recipe, network: ImageTextEncoder, step: int, pairs: ImageTextRecords) -> Tensor:

@@ -161,18 +161,12 @@ def with_words(text: str, words: Sequence[str]) -> str:
 
 def _delete_words(text: str, happens: list[bool]) -> str:
     """Drop each word k with `happens[k]` that carries little meaning, unless no word would remain."""
-    words = list(_WORD.finditer(text))
+    words = words_of(text)
     kept_words = [
-        word
+        "" if drop and word.lower() in NON_ESSENTIAL_WORDS else word
         for word, drop in zip(words, happens, strict=False)
-        if not (drop and word.group().lower() in NON_ESSENTIAL_WORDS)
     ]
-    if len(kept_words) == len(words) or not kept_words:  # nothing to drop, or nothing would remain
+    if kept_words == words or not any(kept_words):  # nothing to drop, or nothing would remain
         return text
-    pieces, end = [], 0
-    for word in words:
-        if word not in kept_words:
-            pieces.append(text[end : word.start()])
-            end = word.end()
-    shorter = " ".join("".join([*pieces, text[end:]]).split())
+    shorter = " ".join(with_words(text, kept_words).split())
     return re.sub(r"\s+([,.;:!?…])", r"\1", shorter)

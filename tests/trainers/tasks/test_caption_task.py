@@ -28,7 +28,6 @@ from trainers.files.checkpoint import CheckpointFolder
 from trainers.files.weights import read_weights
 from trainers.models.captioner import Captioner
 from trainers.tasks import CAPTIONS
-from trainers.tasks.caption_task import caption_losses
 from trainers.training.loop import train
 from trainers.training.public_start import Recipe, recipe_of
 from trainers.training.resolve import training_config
@@ -112,7 +111,7 @@ def test_clipped_sum_equals_oracle_with_every_layer_in_the_fast_path(
     network = network_of(config)
     inputs, total = inputs_of(config, network, [0, 5, 7]), torch.zeros(num_trainable(network))
     report = GroupClipper(l2_clip_norm=l2_clip_norm).add_clipped_sum(
-        total, network, caption_losses(network), inputs
+        total, network, CAPTIONS.losses(network), inputs
     )
     expected = oracle(network, inputs, l2_clip_norm)
     assert float((total.double() - expected).norm() / expected.norm()) < 1e-5
@@ -130,7 +129,7 @@ def test_recomputing_network_takes_the_exact_loop() -> None:
     plain, config = network_of(config_of()), config_of(gradient_checkpointing=True)
     network = network_of(config)
     inputs, total = inputs_of(config, network, [0, 5]), torch.zeros(num_trainable(network))
-    report = GroupClipper(l2_clip_norm=0.02).add_clipped_sum(total, network, caption_losses(network), inputs)
+    report = GroupClipper(l2_clip_norm=0.02).add_clipped_sum(total, network, CAPTIONS.losses(network), inputs)
     assert report.paths == {"": ONE_BY_ONE}
     expected = oracle(plain, inputs, 0.02)
     assert float((total.double() - expected).norm() / expected.norm()) < 1e-5
@@ -143,7 +142,7 @@ def test_one_more_record_moves_the_sum_by_its_own_clipped_gradient() -> None:
 
     def total_of(rows: list[int]) -> Tensor:
         total = torch.zeros(num_trainable(network), dtype=torch.float64)
-        clipper.add_clipped_sum(total, network, caption_losses(network), inputs_of(config, network, rows))
+        clipper.add_clipped_sum(total, network, CAPTIONS.losses(network), inputs_of(config, network, rows))
         return total
 
     moved = total_of([1, 2, 3, 9]) - total_of([1, 2, 3])
@@ -198,7 +197,7 @@ def test_padding_that_leaks_into_another_record_is_refused(
     def leaking(network: Captioner, precision: AnyNetworkConfig | None = None) -> Objective:
         return lambda inputs: leak(network, inputs)  # type: ignore[operator, no-any-return]
 
-    monkeypatch.setattr("trainers.tasks.caption_task.caption_losses", leaking)
+    monkeypatch.setattr(CAPTIONS, "losses", leaking)
     with pytest.raises(ConfigError, match="changed when another group changed"):
         CAPTIONS.check_network(config, network, SHAPE)
 
@@ -279,7 +278,7 @@ def test_public_start_is_of_pairs_that_no_data_set_holds(
     started, fresh = (CAPTIONS.build(config, SHAPE, tensors) for tensors in (given, None))
     inputs = inputs_of(config, fresh, [0, 1, 2, 3])
     with torch.no_grad():
-        before, after = (caption_losses(network)(inputs).mean() for network in (fresh, started))
+        before, after = (CAPTIONS.losses(network)(inputs).mean() for network in (fresh, started))
     assert float(after) < 0.9 * float(before)
 
 

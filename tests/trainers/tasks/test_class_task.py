@@ -30,7 +30,6 @@ from trainers.evaluation.classifier_scores import own_scores
 from trainers.files.checkpoint import CheckpointFolder
 from trainers.models.classifier import RIDGE, Classifier
 from trainers.tasks import CLASSES
-from trainers.tasks.class_task import class_losses
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
 from trainers.training.warm_start import starting_encoder
@@ -122,7 +121,7 @@ def test_clipped_sum_equals_oracle_with_every_trained_layer_in_the_fast_path(
     network = network_of(config)
     inputs, total = inputs_of(config, network, [0, 5, 7, 30]), torch.zeros(num_trainable(network))
     clipper = GroupClipper(l2_clip_norm=l2_clip_norm)
-    report = clipper.add_clipped_sum(total, network, class_losses(network), inputs)
+    report = clipper.add_clipped_sum(total, network, CLASSES.losses(network), inputs)
     expected = oracle(network, inputs, l2_clip_norm)
     assert float((total.double() - expected).norm() / expected.norm()) < 1e-5
     assert ONE_BY_ONE not in report.paths.values()
@@ -137,7 +136,7 @@ def test_one_more_record_moves_the_sum_by_its_own_clipped_gradient() -> None:
 
     def total_of(rows: list[int]) -> Tensor:
         total = torch.zeros(num_trainable(network), dtype=torch.float64)
-        clipper.add_clipped_sum(total, network, class_losses(network), inputs_of(config, network, rows))
+        clipper.add_clipped_sum(total, network, CLASSES.losses(network), inputs_of(config, network, rows))
         return total
 
     moved = total_of([1, 2, 3, 9]) - total_of([1, 2, 3])
@@ -151,7 +150,7 @@ def test_label_of_a_record_moves_its_own_loss_alone() -> None:
     labels = records.labels
     assert labels is not None
     others = dataclasses.replace(records, labels=np.where(records.ids == 5, (labels + 1) % 3, labels))
-    losses = class_losses(network)
+    losses = CLASSES.losses(network)
     one, other = (losses(inputs_of(config, network, [4, 5, 6], each)) for each in (records, others))
     assert (one != other).tolist() == [False, True, False]
 
@@ -193,7 +192,7 @@ def test_network_in_which_labels_or_images_meet_is_refused(monkeypatch: pytest.M
 
         return losses
 
-    monkeypatch.setattr("trainers.tasks.class_task.class_losses", weighted)
+    monkeypatch.setattr(CLASSES, "losses", weighted)
     with pytest.raises(ConfigError, match="must not depend on other records"):
         CLASSES.check_network(config, network, SHAPE)
 

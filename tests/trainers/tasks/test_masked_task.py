@@ -26,7 +26,7 @@ from trainers.files.checkpoint import CheckpointFolder
 from trainers.files.weights import read_weights
 from trainers.models.masked import MaskedAutoEncoder
 from trainers.tasks import MASKED_IMAGES
-from trainers.tasks.masked_task import masked_losses, patch_orders
+from trainers.tasks.masked_task import patch_orders
 from trainers.training.loop import train
 from trainers.training.resolve import training_config
 from trainers.views.image_views import normalise
@@ -104,7 +104,7 @@ def test_clipped_sum_equals_oracle_with_every_layer_in_the_fast_path(l2_clip_nor
     network = network_of(config)
     inputs, total = inputs_of(config, network, [0, 5, 7, 30]), torch.zeros(num_trainable(network))
     report = GroupClipper(l2_clip_norm=l2_clip_norm).add_clipped_sum(
-        total, network, masked_losses(network), inputs
+        total, network, MASKED_IMAGES.losses(network), inputs
     )
     expected = oracle(network, inputs, l2_clip_norm)
     assert float((total.double() - expected).norm() / expected.norm()) < 1e-5
@@ -121,7 +121,9 @@ def test_recomputing_network_takes_the_exact_loop() -> None:
     plain, config = network_of(config_of()), config_of(gradient_checkpointing=True)
     network = network_of(config)
     inputs, total = inputs_of(config, network, [0, 5, 7]), torch.zeros(num_trainable(network))
-    report = GroupClipper(l2_clip_norm=0.02).add_clipped_sum(total, network, masked_losses(network), inputs)
+    report = GroupClipper(l2_clip_norm=0.02).add_clipped_sum(
+        total, network, MASKED_IMAGES.losses(network), inputs
+    )
     assert report.paths == {"": ONE_BY_ONE}
     expected = oracle(plain, inputs, 0.02)
     assert float((total.double() - expected).norm() / expected.norm()) < 1e-5
@@ -134,7 +136,9 @@ def test_one_more_record_moves_the_sum_by_its_own_clipped_gradient() -> None:
 
     def total_of(rows: list[int]) -> Tensor:
         total = torch.zeros(num_trainable(network), dtype=torch.float64)
-        clipper.add_clipped_sum(total, network, masked_losses(network), inputs_of(config, network, rows))
+        clipper.add_clipped_sum(
+            total, network, MASKED_IMAGES.losses(network), inputs_of(config, network, rows)
+        )
         return total
 
     moved = total_of([1, 2, 3, 9]) - total_of([1, 2, 3])
@@ -241,7 +245,7 @@ def test_public_start_is_of_the_same_task(tmp_path: Path, monkeypatch: pytest.Mo
     orders = patch_orders(ids, started.num_patches, seed=5, step=0)
     views = (images[:, None, None], orders[:, None, None])
     with torch.no_grad():
-        before, after = (masked_losses(network)(views).mean() for network in (fresh, started))
+        before, after = (MASKED_IMAGES.losses(network)(views).mean() for network in (fresh, started))
     assert float(after) < 0.98 * float(before)
 
 
