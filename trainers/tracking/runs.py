@@ -139,13 +139,9 @@ class Tracker:
         """
         run_id = self.find_sweep(name, sweep_id)
         with server_errors(self.uri, f"starting the sweep {name!r}"):
+            note = _describe_sweep(name, params, tags, description)
             if run_id is None:
-                role_tags = {
-                    SWEEP_TAG: name,
-                    SWEEP_ID_TAG: sweep_id,
-                    ROLE_TAG: SWEEP_ROLE,
-                    NOTE_TAG: _describe_sweep(name, params, tags, description),
-                }
+                role_tags = {SWEEP_TAG: name, SWEEP_ID_TAG: sweep_id, ROLE_TAG: SWEEP_ROLE, NOTE_TAG: note}
                 run = self.client.create_run(
                     self.experiment_id, tags={**_strings(tags), **_source_tags(), **role_tags}, run_name=name
                 )
@@ -153,7 +149,7 @@ class Tracker:
                 run = self.client.get_run(run_id)
                 self.client.update_run(run_id, status="RUNNING")
                 self.client.set_tag(run_id, SWEEP_ID_TAG, sweep_id)
-                self.client.set_tag(run_id, NOTE_TAG, _describe_sweep(name, params, tags, description))
+                self.client.set_tag(run_id, NOTE_TAG, note)
             old, new = run.data.params, _params(params)
             self._log(run.info.run_id, {k: v for k, v in new.items() if k not in old}, [])
             differences = [f"{k}: {old[k]} → {v}" for k, v in new.items() if old.get(k, v) != v]
@@ -235,12 +231,7 @@ class Tracker:
             if run_id is not None:
                 return run_id
             parent = self.client.get_run(parent_run_id)
-            role_tags = {
-                PARENT_TAG: parent_run_id,
-                SWEEP_TAG: parent.data.tags[SWEEP_TAG],
-                TRIAL_TAG: trial_name,
-                ROLE_TAG: TRIAL_ROLE,
-            }
+            role_tags = key_tags | {SWEEP_TAG: parent.data.tags[SWEEP_TAG], ROLE_TAG: TRIAL_ROLE}
             start, end = times_ms or (_now_ms(),) * 2
             run = self.client.create_run(
                 self.experiment_id,
@@ -248,11 +239,8 @@ class Tracker:
                 tags={**_strings(tags), **_source_tags(), **role_tags},
                 run_name=run_name or trial_run_name(trial_name, params),
             )
-            visible_params = {
-                **params,
-                **_count_params(metrics),
-                **{f"{AXIS_PREFIX}{k}": v for k, v in (axes or {}).items()},
-            }
+            visible_params = {**params, **_count_params(metrics)}
+            visible_params |= {f"{AXIS_PREFIX}{name}": value for name, value in (axes or {}).items()}
             self._log(run.info.run_id, _params(visible_params), points)
             self.client.set_terminated(run.info.run_id, "FINISHED", end_time=end)
         return str(run.info.run_id)
