@@ -31,7 +31,6 @@ from trainers.models.transformer import (
     ImageShape,
     PatchEncoder,
     initialise_,
-    num_heads_of,
     sequence_positions,
     size_named,
 )
@@ -123,11 +122,7 @@ class Captioner(PatchEncoder):
         width = size.decoder_width
         self.embed_tokens = nn.Embedding(size.vocabulary, width)
         self.decoder = Blocks(
-            size.decoder_depth,
-            width,
-            num_heads_of(width),
-            context_width=size.width,
-            recomputes=config.gradient_checkpointing,
+            size.decoder_depth, width, context_width=size.width, recomputes=config.gradient_checkpointing
         )
         self.decoder_norm = nn.LayerNorm(width)
         self.predict = nn.Linear(width, size.vocabulary, bias=False)

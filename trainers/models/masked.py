@@ -22,7 +22,6 @@ from trainers.models.transformer import (
     PatchEncoder,
     grid_positions,
     initialise_,
-    num_heads_of,
     size_named,
 )
 
@@ -79,10 +78,7 @@ class MaskedAutoEncoder(PatchEncoder):
         self.to_decoder = nn.Linear(size.width, size.decoder_width)
         self.hidden = nn.Embedding(1, size.decoder_width)
         self.decoder = Blocks(
-            size.decoder_depth,
-            size.decoder_width,
-            num_heads_of(size.decoder_width),
-            recomputes=config.gradient_checkpointing,
+            size.decoder_depth, size.decoder_width, recomputes=config.gradient_checkpointing
         )
         self.decoder_norm = nn.LayerNorm(size.decoder_width)
         self.rebuild = nn.Linear(size.decoder_width, self.embed.in_features)

@@ -80,20 +80,14 @@ class Blocks(nn.ModuleList):
     Args:
       depth: number of blocks.
       width: width of the tokens.
-      num_heads: number of heads of each attention.
       context_width: see `Block`.
       recomputes: whether activations are recomputed in the backward pass.
     """
 
     def __init__(
-        self,
-        depth: int,
-        width: int,
-        num_heads: int,
-        *,
-        context_width: int | None = None,
-        recomputes: bool = False,
+        self, depth: int, width: int, *, context_width: int | None = None, recomputes: bool = False
     ) -> None:
+        num_heads = num_heads_of(width)
         super().__init__(Block(width, num_heads, context_width=context_width) for _ in range(depth))
         self._recomputes = recomputes
 
@@ -154,9 +148,7 @@ class PatchEncoder(nn.Module):
         self.image_shape, self.feature_dim = image_shape, width
         self.patch_size, self.num_patches = patch_size, self.grid[0] * self.grid[1]
         self.embed = nn.Linear(image_shape[0] * patch_size**2, width)
-        self.encoder = Blocks(
-            size.depth, width, num_heads_of(width), recomputes=config.gradient_checkpointing
-        )
+        self.encoder = Blocks(size.depth, width, recomputes=config.gradient_checkpointing)
         self.norm = nn.LayerNorm(width)
         self.register_buffer("positions", grid_positions(width, *self.grid), persistent=False)
 

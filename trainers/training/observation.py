@@ -81,18 +81,14 @@ class Observer:
           reports: the reports of this worker's microbatches.
           workers: the training's workers.
         """
-        rows = [
-            (
-                r.norms.nan_to_num(0, 0, 0),
-                r.losses,
-                r.non_finite,
-                self._mark_clipped(r),
-                _contributing_groups(r),
-            )
-            for r in reports
-        ]
-        columns = zip(*rows, strict=True) if rows else [[torch.zeros(0)]] * 5
-        parts = [torch.cat([part.cpu() for part in column]) for column in columns]
+        columns = (
+            [r.norms.nan_to_num(0, 0, 0) for r in reports],
+            [r.losses for r in reports],
+            [r.non_finite for r in reports],
+            [self._mark_clipped(r) for r in reports],
+            [_contributing_groups(r) for r in reports],
+        )
+        parts = [torch.cat([torch.zeros(0), *(part.cpu() for part in column)]) for column in columns]
         counts = torch.tensor([num_grouped, batch_size]).double()
         sums = torch.cat([torch.stack([part.double().sum() for part in parts]), counts])
         workers.sum_shares(sums)
