@@ -57,7 +57,7 @@ class ResumableSweep:
     @property
     def is_finished(self) -> bool:
         """Whether it ended with all its results: by its release if sealed, or by its log if open."""
-        folder = self.folder.with_name(self.name)
+        folder = self.folder.parent / self.name
         if (folder / "trusted").is_dir():
             return (folder / "release" / "result.json").exists()
         events = logged_events(folder, ENDED)
