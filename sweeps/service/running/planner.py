@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import shlex
 import textwrap
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from dashboards.figures import write_curves
@@ -38,27 +36,6 @@ from trainers.config.settings import DEFAULT_EPSILON
 _MAX_SAME_SIZE = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class PlannerResult:
-    """A request, its feasible plans and the cost of tuning.
-
-    Attributes:
-      options: the command's options.
-      request: the options' request, as `feasible` takes it.
-      answer: the feasible plans.
-      choice: the recommended plan, with its σ calibrated precisely.
-      costs: the privacy cost of tuning, by release mode.
-      outlooks: the strategies of tuning within the total, the best first; empty for one training.
-    """
-
-    options: PlannerOptions
-    request: PlanRequest
-    answer: Answer
-    choice: Plan
-    costs: Mapping[str, TuningCost]
-    outlooks: Sequence[StrategyOutlook]
-
-
 def run_plan(options: PlannerOptions) -> int:
     """Print the feasible plans, and draw trade-off curves into `options.output`; spend no privacy budget.
 
@@ -73,18 +50,10 @@ def run_plan(options: PlannerOptions) -> int:
     if answer.recommended is None:
         raise ConfigError(f"no plan is feasible. {'. '.join(answer.relax)}")
     choice = verified(request, answer.recommended)
-    planner_result = PlannerResult(
-        options=options,
-        request=request,
-        answer=answer,
-        choice=choice,
-        costs=tuning_costs(options, choice),
-        outlooks=tuning_outlooks(options, choice),
-    )
     if options.json:
-        print_line(json.dumps(_as_dict(planner_result), allow_nan=False))
+        print_line(json.dumps(_as_dict(options, request, answer, choice), allow_nan=False))
     else:
-        _print_result(planner_result)
+        _print_result(options, request, answer, choice)
     if options.output is not None:
         points = [*epsilon_by_records(request, choice.mechanism), *epochs_by_batch(request, choice.mechanism)]
         title = f"Trade-offs of N, B and σ: {request.method}, N = {request.num_records_public}"
@@ -151,9 +120,8 @@ def _plans_to_show(answer: Answer, choice: Plan) -> list[Plan]:
     return plans
 
 
-def _print_result(planner_result: PlannerResult) -> None:
-    options, request = planner_result.options, planner_result.request
-    answer, choice = planner_result.answer, planner_result.choice
+def _print_result(options: PlannerOptions, request: PlanRequest, answer: Answer, choice: Plan) -> None:
+    costs, outlooks = tuning_costs(options, choice), tuning_outlooks(options, choice)
     rate_source = "as set" if options.records_per_second else "measured here on synthetic images"
     weights_source = "as set" if options.num_weights is not None else options.network.name
     _print_wrapped(
@@ -186,10 +154,10 @@ def _print_result(planner_result: PlannerResult) -> None:
     print_line(f"the sweep: {shlex.join(sweep_command(options, choice))}")
     hours = options.num_trials * choice.hours if choice.hours is not None else math.nan
     print_line(f"tuning with {count(options.num_trials, 'training')}, {hours:.3g} {options.unit}, costs:")
-    for mode, cost in planner_result.costs.items():
+    for mode, cost in costs.items():
         assert cost.tuned_epsilon is not None
         print_line(f"  {mode:<17} ε = {rounded_up(cost.tuned_epsilon, 4):<9} {cost.theorem}")
-    if outlooks := planner_result.outlooks:
+    if outlooks:
         total = options.service.total_epsilon or choice.mechanism.epsilon()
         _print_wrapped(
             f"one model within ε = {rounded_up(total, 4)} in all, tuning included, and its expected gain "
@@ -250,8 +218,7 @@ def _point_text(plan: Plan) -> str:
     )
 
 
-def _as_dict(planner_result: PlannerResult) -> dict[str, Any]:
-    request, choice = planner_result.request, planner_result.choice
+def _as_dict(options: PlannerOptions, request: PlanRequest, answer: Answer, choice: Plan) -> dict[str, Any]:
     return {
         "num_records_public": request.num_records_public,
         "target_epsilon": request.target_epsilon,
@@ -259,17 +226,17 @@ def _as_dict(planner_result: PlannerResult) -> dict[str, Any]:
         "method": request.method,
         "num_weights": request.num_weights,
         "records_per_second": request.records_per_second,
-        "records_per_second_is_measured": planner_result.options.records_per_second is None,
+        "records_per_second_is_measured": options.records_per_second is None,
         "alignment_size": request.alignment_size,
-        "hours_are": planner_result.options.unit,
-        "network": planner_result.options.network.name,
+        "hours_are": options.unit,
+        "network": options.network.name,
         "recommended": plan_dict(choice),
-        "command": sweep_command(planner_result.options, choice),
-        "plans": [plan_dict(plan) for plan in planner_result.answer.plans],
-        "refused": dict(planner_result.answer.refusals),
+        "command": sweep_command(options, choice),
+        "plans": [plan_dict(plan) for plan in answer.plans],
+        "refused": dict(answer.refusals),
         "warning": _size_warning(request, choice),
-        "strategies": [dataclasses.asdict(outlook) for outlook in planner_result.outlooks],
-        "tuning": {mode: cost.as_dict() for mode, cost in planner_result.costs.items()},
+        "strategies": [asdict(outlook) for outlook in tuning_outlooks(options, choice)],
+        "tuning": {mode: cost.as_dict() for mode, cost in tuning_costs(options, choice).items()},
     }
 
 
