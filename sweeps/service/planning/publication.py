@@ -12,8 +12,7 @@ this number is visible.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Self
 
@@ -84,10 +83,6 @@ class Publication:
                 "this sweep's plan has no valid time of publication: its folder is damaged, or was written "
                 "by another version. Choose another --name."
             ) from error
-
-    def as_dict(self) -> Mapping[str, Any]:
-        """Return the values to store in a sweep's plan, for `read`."""
-        return asdict(self)
 
     def note(self) -> str:
         """Return the sentence for the privacy statement."""

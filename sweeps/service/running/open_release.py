@@ -94,7 +94,7 @@ class OpenRelease:
             store_charged(self.folder, self.plan, sweep.facts)
             facts = {"fingerprint": self.plan.fingerprint, "params": self.plan.params()}
             facts |= {"data_is": self.plan.tags()["data_is"], "sweep_id": sweep.sweep_id}
-            self.folder.create(facts | {"account": sweep.account}, sweep.repetition)
+            self.folder.create(facts | {"account": sweep.facts["account"]}, sweep.repetition)
         self._charge(remaining)
         if remaining:
             withdraw_statement(self.folder.path, self.plan.question)

@@ -96,11 +96,6 @@ class PreparedSweep:
         """Whether no earlier process began the sweep."""
         return self.known_plan is None
 
-    @property
-    def account(self) -> dict[str, Any] | None:
-        """The ids of the ledger and data set, to be stored in the plan; None without a ledger."""
-        return account_of(self.ledger, self.dataset_id)
-
     @contextmanager
     def hold_folder(self) -> Iterator[None]:
         """Lock the folder within this context, and first store the slot table.

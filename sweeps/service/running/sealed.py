@@ -93,15 +93,8 @@ class SealedRelease:
           TrackingError: MLflow does not answer; nothing was charged.
         """
         doing("opening MLflow")
-        self._tracker, sweep = self._tracker_future.result(), self._sweep
-        self._start = self._folder.begin(
-            self._plan,
-            sweep.ledger,
-            sweep.dataset_id,
-            sweep.repetition,
-            self._clock.now(),
-            sweep.sweep_id,
-        )
+        self._tracker = self._tracker_future.result()
+        self._start = self._folder.begin(self._sweep, self._plan, self._clock.now())
         if self._plan.publication is not None:
             print_line(self._plan.publication.text(self._start.time))
         self.plan = replace(self._plan, trials=trials_of_draws(self._plan.trials, self._start.draws))

@@ -15,15 +15,14 @@ from dpgcl_core.accounting.tuning.laws import TrialCountLaw
 from dpgcl_core.durable_files import make_folder
 from dpgcl_core.errors import ConfigError, LedgerError, StorageError
 from dpgcl_core.ledger.chain import Head
-from dpgcl_core.ledger.ledger import Ledger
 from dpgcl_core.ledger.report import LedgerStatement
 from sweeps.service.options.release_options import trial_law
 from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.trials import Trial
 from sweeps.service.privacy.budget import remaining_budget
-from sweeps.service.privacy.ledger_choice import account_of
 from sweeps.service.privacy.sealed_charge import reserve
-from sweeps.service.storage.sweep_folder import Repetition, SweepFolder, write_json
+from sweeps.service.running.prepare import PreparedSweep
+from sweeps.service.storage.sweep_folder import SweepFolder, write_json
 
 RESULT = "result.json"
 """The last published file in `release/`."""
@@ -138,29 +137,19 @@ class SealedFolder:
         """Whether the sweep is published, and `release/` is complete."""
         return (self.release / RESULT).exists()
 
-    def begin(
-        self,
-        plan: SweepPlan,
-        ledger: Ledger | None,
-        dataset_id: str | None,
-        repetition: Repetition,
-        start_time: float,
-        sweep_id: str,
-    ) -> SealedStart:
+    def begin(self, sweep: PreparedSweep, plan: SweepPlan, start_time: float) -> SealedStart:
         """Charge a new sweep, then draw and store its trials; for a resumed sweep return the stored start.
 
         Args:
-          plan: the sweep's plan, which has the time of publication.
-          ledger, dataset_id: the ledger and data set to charge; None without a ledger.
-          repetition: the options and command that repeat and continue the sweep.
+          sweep: the sweep, with the ledger and data set to charge.
+          plan: its plan, which has the time of publication.
           start_time: the current time, in seconds since the epoch; a resumed sweep keeps its first start.
-          sweep_id: the id of a new sweep.
 
         Raises:
           LedgerError: the sweep cannot be charged; nothing was drawn.
           StorageError: the resumed sweep's stored draws are missing or damaged.
         """
-        path = self.trusted.path / "sealed.json"
+        path, ledger, dataset_id = self.trusted.path / "sealed.json", sweep.ledger, str(sweep.dataset_id)
         if self.folder.read_plan() is not None:
             start = self._read(path)
             if ledger is not None and start.ledger is None:
@@ -173,19 +162,19 @@ class SealedFolder:
             raise ConfigError(
                 "a sealed sweep needs a moment of publication before it draws its number of trials"
             )
-        statement = reserve(ledger, str(dataset_id), plan, self.folder.name) if ledger is not None else None
+        statement = reserve(ledger, dataset_id, plan, self.folder.name) if ledger is not None else None
         # Read before K is drawn, so that the budget reveals nothing about K.
-        budget = remaining_budget(ledger, str(dataset_id), plan.trials) if ledger is not None else None
+        budget = remaining_budget(ledger, dataset_id, plan.trials) if ledger is not None else None
         draws = draw_trials(trial_law(plan.release, plan.max_trials), len(plan.trials))
         self._make_trusted()
         ledger_lines = asdict(statement) if statement is not None else None
         rows = [vars(draw) for draw in draws]
         write_json(path, {"draws": rows, "ledger": ledger_lines, "started": start_time, "left": budget})
-        facts = {"fingerprint": plan.fingerprint, "params": plan.params(), "sweep_id": sweep_id}
+        facts = {"fingerprint": plan.fingerprint, "params": plan.params(), "sweep_id": sweep.sweep_id}
         if statement is not None:
             facts["head"] = vars(statement.head)
-        terms = {"account": account_of(ledger, dataset_id), "publication": plan.publication.as_dict()}
-        self.folder.create(facts | terms, repetition)
+        terms = {"account": sweep.facts["account"], "publication": asdict(plan.publication)}
+        self.folder.create(facts | terms, sweep.repetition)
         return SealedStart(draws=draws, ledger=statement, time=start_time, budget=budget)
 
     def _make_trusted(self) -> None:
