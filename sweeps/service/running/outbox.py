@@ -66,16 +66,14 @@ def patiently(
     Raises:
       TrackingError: the server answers with an error, or still does not answer.
     """
-    for number, pause in enumerate(pauses(), start=1):
+    for number, pause in zip(range(1, _START_TRIES), pauses(), strict=False):
         try:
             return call()
         except NoAnswer as error:
-            if number == _START_TRIES:
-                raise
             if number == 1:
                 print_line(f"MLflow does not answer yet ({error.reason}); trying again for a minute …")
         sleep(pause)
-    raise AssertionError("there is always another pause")
+    return call()
 
 
 class Outbox:

@@ -264,13 +264,11 @@ def _with_noise(trials: Sequence[Trial], factor: float) -> list[Trial]:
 def _largest_near(fits: Callable[[float], bool], guess: float) -> float | None:
     """Return an ε of three digits that fits, at or below a guess; lower it by 1 %, then 2 %, 4 %, …"""
     epsilon, step = _rounded_down(guess), 0.01
-    if fits(epsilon):
-        return epsilon
-    while epsilon > SMALLEST_EPSILON:
+    while not fits(epsilon):
+        if epsilon <= SMALLEST_EPSILON:
+            return None
         epsilon, step = _rounded_down(epsilon * (1 - step)), min(2 * step, 0.5)
-        if fits(epsilon):
-            return epsilon
-    return None
+    return epsilon
 
 
 def _rounded_down(value: float) -> float:
