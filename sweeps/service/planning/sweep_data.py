@@ -85,6 +85,10 @@ def _load_own(options: DataOptions) -> Dataset:
     raise _without_counts(refusal)  # outside `except`, so that no traceback shows the original error
 
 
+def _load_public(options: DataOptions, name: str) -> Dataset:
+    return load_dataset(name, image_size=options.image_size, pairs=options.pairs_of(name), **options.reading)
+
+
 def _without_counts(error: RecordsError) -> RecordsError:
     """Return the error for private records: only its details have the count and list of bad records."""
     rule, _, facts = str(error).partition(";")
@@ -111,12 +115,7 @@ def _load(
     index = queries = scored_set = None
     train = dataset.train
     if options.evaluate_on is not None:
-        scored_set = load_dataset(
-            options.evaluate_on,
-            image_size=options.image_size,
-            pairs=options.pairs_of(options.evaluate_on),
-            **options.reading,
-        )
+        scored_set = _load_public(options, options.evaluate_on)
         _check_same_kind(dataset, scored_set)
         if scored_set.modality == "image" and scored_set.train.labels is None:
             raise ConfigError(
@@ -139,8 +138,7 @@ def _load(
     if private:
         public = {}
         if options.proxy is not None:
-            pairs = options.pairs_of(options.proxy)
-            proxy = load_dataset(options.proxy, image_size=options.image_size, pairs=pairs, **options.reading)
+            proxy = _load_public(options, options.proxy)
             public["proxy"] = [proxy.train, *([proxy.test] if proxy.test else [])]
         if scored_set is not None:
             public["evaluate_on"] = [scored_set.train, *([scored_set.test] if scored_set.test else [])]
