@@ -55,12 +55,8 @@ class ServiceOptions:
         require_positive(self, "total_epsilon")
         limits = ("trial_timeout", "stall_timeout", "time_budget")
         require_each(self, limits, "be a positive number of minutes", lambda value: 0 < value < math.inf)
-        rules = {
-            "gpus_per_worker": "be finite and not negative",
-            "wait_for_resources": "be 0 minutes or more",
-        }
-        for name, rule in rules.items():
-            require_each(self, (name,), rule, lambda value: 0 <= value < math.inf)
+        amounts = ("gpus_per_worker", "wait_for_resources")
+        require_each(self, amounts, "be finite and not negative", lambda value: 0 <= value < math.inf)
 
     @property
     def is_quiet(self) -> bool:
