@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import logging
@@ -268,7 +267,7 @@ def _end_processes_of(scratch: Path) -> None:
     import psutil
 
     for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
+        with suppress(psutil.Error):
             if any(str(scratch) in argument for argument in child.cmdline()):
                 child.kill()
 

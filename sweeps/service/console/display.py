@@ -7,13 +7,12 @@ nobody waits without output. With `--quiet` there is neither, and only essential
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -208,5 +207,5 @@ def watching(watch: Watch) -> Iterator[None]:
 def leave_terminal_usable() -> None:
     """Show the cursor that the region hides, before a process ends without cleaning up."""
     if len(_DISPLAYS) > 1 and sys.stdout.isatty():
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             os.write(1, _SHOW_CURSOR)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -95,14 +94,14 @@ class DataOptions:
         own = self.pairs.fitting(name)
         if self.class_captions is None or modality_of_name(name, own) == "image-text":  # has its own captions
             return own
-        return dataclasses.replace(own, class_captions=self.class_captions).fitting(name)
+        return replace(own, class_captions=self.class_captions).fitting(name)
 
     @property
     def pairs_of_training(self) -> PairOptions:
         """The options to read training images with captions; labels only if these data are scored, too."""
         fitting = self.pairs_of(self.dataset)
         scored = self.evaluate_on is None and not self.are_private
-        return fitting if scored or self.modality == "image" else dataclasses.replace(fitting, label=None)
+        return fitting if scored or self.modality == "image" else replace(fitting, label=None)
 
 
 def data_path(dataset: str) -> Path | None:

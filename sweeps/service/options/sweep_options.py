@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
@@ -43,8 +42,7 @@ def varied_by(kind: type[SweepOptions]) -> dict[str, str]:
     >>> varied_by(SweepOptions)
     {}
     """
-    fields = dataclasses.fields(kind)
-    return {axis.metadata[VARIES]: axis.name for axis in fields if VARIES in axis.metadata}
+    return {axis.metadata[VARIES]: axis.name for axis in fields(kind) if VARIES in axis.metadata}
 
 
 def flags_of(kind: type[SweepOptions]) -> dict[str, str]:
@@ -103,12 +101,12 @@ class SweepOptions(TrainingOptions):
 
     def __post_init__(self) -> None:
         if self.tuning.strategy == SEALED and self.release.is_open:
-            object.__setattr__(self, "release", dataclasses.replace(self.release, mode=SEALED))
+            object.__setattr__(self, "release", replace(self.release, mode=SEALED))
         if self.release.select_by == "auto" and not self.release.is_open:
             score = default_score(self.data.modality, self.mechanism.method)
-            object.__setattr__(self, "release", dataclasses.replace(self.release, select_by=score))
+            object.__setattr__(self, "release", replace(self.release, select_by=score))
         if self.mechanism.shards > 1 and self.performance.num_workers == 1:  # one for each shard
-            performance = dataclasses.replace(self.performance, num_workers=self.mechanism.shards)
+            performance = replace(self.performance, num_workers=self.mechanism.shards)
             object.__setattr__(self, "performance", performance)
         check_release(
             self.release,
@@ -137,7 +135,7 @@ class SweepOptions(TrainingOptions):
 
     def training(self) -> TrainingOptions:
         """Return only the options of its trainings."""
-        names = [node.name for node in dataclasses.fields(TrainingOptions)]
+        names = [node.name for node in fields(TrainingOptions)]
         return TrainingOptions(**{name: getattr(self, name) for name in names})
 
     def tiny(self) -> Self:

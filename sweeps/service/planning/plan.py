@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -133,7 +132,7 @@ class SweepPlan:
         content = data_facts(self.source, self.data) | {
             "trials": [[trial.name, self.hashes[trial.name]] for trial in self.trials],
             "cryptographic stream": is_secure,
-            "release": None if release.is_open else dataclasses.asdict(release),
+            "release": None if release.is_open else asdict(release),
             "earlier": [earlier.sweep_id for earlier in self.earlier] or None,
         }
         text = json.dumps(content, sort_keys=True, default=str)
@@ -234,7 +233,7 @@ def build_plan(inputs: PlanInputs) -> SweepPlan:
         earlier=inputs.earlier,
     )
     if plan.earlier:
-        plan = dataclasses.replace(plan, notes=(*plan.notes, *_shares_of_cost(plan)))
+        plan = replace(plan, notes=(*plan.notes, *_shares_of_cost(plan)))
     if not release.is_open:
         _check_sealed_plan(plan)
     elif source.are_private and plan.cost is not None and plan.cost.reason is not None:
@@ -302,7 +301,7 @@ def _trials(
     data_params = {node: _data_params(data, node) for node in {config.evaluation for _, config in configs}}
     for repeat in range(options.service.repeats if options.release.is_open else 1):
         for point, config in configs:
-            config = dataclasses.replace(config, public_seed=options.service.seed + repeat)
+            config = replace(config, public_seed=options.service.seed + repeat)
             params = _params(config, options, point, repeat) | data_params[config.evaluation]
             trials.append(Trial(name=f"{point.label}-r{repeat}", config=config, params=params))
     return trials
@@ -310,7 +309,7 @@ def _trials(
 
 def trial_at(inputs: PlanInputs, point: Point) -> Trial:
     """Return the trial at one point, named after the point, for sweeps that choose points as they run."""
-    ((_, config),) = trial_configs(dataclasses.replace(inputs, points=[point]))
+    ((_, config),) = trial_configs(replace(inputs, points=[point]))
     check_networks([config], inputs.data)
     params = _params(config, inputs.options, point, 0) | _data_params(inputs.data, config.evaluation)
     return Trial(name=point.label, config=config, params=params)
