@@ -20,7 +20,7 @@ from dashboards.compose.content import Content, SortableTable
 from dashboards.compose.display_names import dataset_title, list_names
 from dashboards.compose.figure import content_of
 from dashboards.compose.questions import QUESTIONS, Question
-from dashboards.compose.selection import data_are_private, guarantees, released_trials
+from dashboards.compose.selection import data_are_private, released_trials
 from dashboards.compose.trial_table import trial_table, withheld_names
 from dashboards.dashboard_error import DashboardError
 from dashboards.report.record import SweepRecord
@@ -118,7 +118,7 @@ def report_of(record: SweepRecord, series: pd.DataFrame | None = None) -> Report
         figures=figures,
         trials=None if frame.empty else trial_table(frame[:MOST_TRIALS], question, record.links),
         promise=_guarantee_text(record),
-        privacy=_privacy_rows(record, answer),
+        privacy=_privacy_rows(record, frame, answer),
         command=_command(record),
         config=record.config,
         link=record.sweep_link,
@@ -218,7 +218,7 @@ def _guarantee_text(record: SweepRecord) -> str:
     return "No privacy statement was recorded."
 
 
-def _privacy_rows(record: SweepRecord, answer: Answer | None) -> list[tuple[str, str]]:
+def _privacy_rows(record: SweepRecord, frame: pd.DataFrame, answer: Answer | None) -> list[tuple[str, str]]:
     """Return (name, value) rows of the privacy panel; the planned values if there is no statement."""
     statement, cost = _current_statement(record), _cost(record)
     relation = cost.get("neighboring_relation") or record.params.get("neighboring_relation")
@@ -227,7 +227,7 @@ def _privacy_rows(record: SweepRecord, answer: Answer | None) -> list[tuple[str,
         ("ε of the whole sweep, tuning included", _tuned_epsilon_text(record, cost)),
         ("δ", _delta_text(cost.get("delta", record.tags.get("tuned_delta")))),
         ("Theorem", cost.get("theorem") or record.tags.get("tuning_theorem")),
-        ("Guarantee", _guarantee_counts(record)),
+        ("Guarantee", _guarantee_counts(frame)),
         ("Neighbouring data sets", relation),
         ("One record", statement.get("unit")),
         ("Release mode", statement.get("released") or record.tags.get("release_mode")),
@@ -278,12 +278,9 @@ def _delta_text(value: Any) -> str | None:
         return None
 
 
-def _guarantee_counts(record: SweepRecord) -> str:
+def _guarantee_counts(trials: pd.DataFrame) -> str:
     """Return how many of the shown trials have each guarantee."""
-    if record.trials.empty:
-        return ""
-    trials = released_trials(record.trials)
-    counts = Counter(guarantees(trials)) if len(trials) else Counter[str]()
+    counts = Counter(trials["guarantee"]) if len(trials) else Counter[str]()
     return ", ".join(f"{name}: {count} trial{'s' * (count != 1)}" for name, count in sorted(counts.items()))
 
 
