@@ -57,11 +57,8 @@ def find_runs(tracking_uri: str, sweep: str | None, *, doing: str) -> tuple[Mlfl
     client = connect(tracking_uri)
     with server_errors(tracking_uri, doing):
         parent = find_parent(client, masked(tracking_uri), sweep)
-        return (
-            client,
-            parent,
-            search_runs(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id}),
-        )
+        runs = search_runs(client, [parent.info.experiment_id], {PARENT_TAG: parent.info.run_id})
+    return client, parent, runs
 
 
 def trials_of(parent: Run, runs: list[Run]) -> pd.DataFrame:

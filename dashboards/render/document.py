@@ -100,10 +100,12 @@ def _description_of(content: Content) -> str:
     return f"{content.title}. Panels: {panels}. The numbers are in the tables below."
 
 
+@functools.cache
 def _packed_library() -> str:
-    """Return Vega, Vega-Lite and their loader, compressed, and the colours of the dark theme."""
+    """Return Vega, Vega-Lite and their loader, compressed without a time, and the dark theme's colours."""
+    packed = base64.b64encode(gzip.compress(_library().encode(), 9, mtime=0)).decode()
     return (
-        f'<script type="text/plain" id="library">{_packed()}</script>'
+        f'<script type="text/plain" id="library">{packed}</script>'
         f'<script type="application/json" id="dark-colours">{script_json(DARK_COLOURS)}</script>'
     )
 
@@ -127,12 +129,6 @@ def asset(name: str) -> str:
 def _library() -> str:
     """Return Vega-Lite with Vega as one script, bundled only once because bundling takes seconds."""
     return vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed", VEGA_LITE)
-
-
-@functools.cache
-def _packed() -> str:
-    """Return the compressed library; equal versions give equal bytes, because gzip stores no time."""
-    return base64.b64encode(gzip.compress(_library().encode(), 9, mtime=0)).decode()
 
 
 def _digest(script: str) -> str:
