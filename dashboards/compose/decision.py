@@ -236,7 +236,7 @@ class Layout:
             return self._unpaired_gain(setting, mean, name)
         num_repeats, shared, repeat_parts = len(start), 0.0, list[Part]()
         if num_repeats > 1:
-            shared = _variance(self.scores.mean(axis=1) - start) / num_repeats
+            shared = float((self.scores.mean(axis=1) - start).var(ddof=1)) / num_repeats
             residual = max(self._residual, self.noise_variance) * (1 - 1 / self._num_settings) / num_repeats
             repeat_parts = [(shared, num_repeats - 1), (residual, self._residual_degrees)]
         parts = self._parts(repeat_parts, *self._record_variances(setting, self._num_settings + setting))
@@ -357,10 +357,6 @@ def _compare(
     smallest = weighted / error if error else 0.0
     verdict = WITHIN_NOISE if abs(mean) <= smallest else (HIGHER if mean > 0 else LOWER)
     return Comparison(minus=name, mean=mean, standard_error=error, verdict=verdict, smallest=smallest)
-
-
-def _variance(values: Array) -> float:
-    return float(values.var(ddof=1)) if len(values) > 1 else 0.0
 
 
 @lru_cache(maxsize=4096)
