@@ -104,7 +104,7 @@ class SweepBudget:
                 f"{RECORD!r}"
             )
         try:
-            planned = self.reservations.plan([*self._unreserved(), *self.later])
+            planned = self.reservations.plan([*self.reservations.without_any(self.trials), *self.later])
             self.ledger.would_admit(self.dataset_id, planned)
         except BudgetExceeded as error:
             num_trials = len(self.trials) + len(self.later)
@@ -116,7 +116,7 @@ class SweepBudget:
     def text(self) -> str:
         """Return the line on the sweep's share of the ledger's cap, and on the remaining budget."""
         spending = self.ledger.read_charges(self.dataset_id, with_pld=False)
-        planned = self.reservations.plan([*self._unreserved(), *self.later])
+        planned = self.reservations.plan([*self.reservations.without_any(self.trials), *self.later])
         cap = f"cap ε = {spending.cap.epsilon:g} at δ = {spending.cap.delta:.4g}"
         line = f"ledger: {self.dataset_id!r} has a {cap} for everything ever charged to it"
         if spending.rdp is not None and spending.rdp_budget is not None:
@@ -159,7 +159,7 @@ class SweepBudget:
                     "not all images have the ledger's mark, because some are among other files or in "
                     "folders that cannot be written. Another list of these images would not be recognised"
                 )
-        unreserved = self._unreserved()
+        unreserved = self.reservations.without_any(self.trials)
         for trial in unreserved:  # write grants of 0 steps: a missing grant then means that a folder was lost
             self.reservations.withdraw_grant(trial.name)
         if unreserved:
@@ -219,10 +219,6 @@ class SweepBudget:
     def remaining_budget(self) -> tuple[float | None, int]:
         """Return the remaining ε, and how many more trainings like the sweep's costliest would fit."""
         return remaining_budget(self.ledger, self.dataset_id, self.trials)
-
-    def _unreserved(self) -> list[Trial]:
-        """Return the trials without a reservation."""
-        return self.reservations.without_any(self.trials)
 
     def _trial(self, name: str) -> Trial:
         return next(trial for trial in self.trials if trial.name == name)
