@@ -18,7 +18,7 @@ from sweeps.service.console.terminal import count, warn
 from sweeps.service.options.service import ServiceOptions
 from sweeps.service.storage.log import LOST, RESTARTED, SweepLog
 from sweeps.service.storage.sweep_folder import SweepFolder
-from trainers.files.checkpoint import CheckpointFolder
+from trainers.config.training import TrainingConfig
 
 if TYPE_CHECKING:
     from trainers.ray_worker import RayTrial
@@ -31,9 +31,7 @@ class Attempt:
     """One attempt at a training.
 
     Attributes:
-      trial_input: the input of its processes.
       end: function that ends its processes.
-      checkpoints: the training's checkpoints.
       num_before: the number of attempts that had begun to draw before this attempt.
       start_seconds: the time from which its duration is measured; before it has begun, the last check.
       has_begun: whether it trains; if it waits for workers, this begins with their first counted step.
@@ -42,9 +40,7 @@ class Attempt:
       end_reason: the reason why this driver ended it; "" if it did not.
     """
 
-    trial_input: RayTrial
     end: Callable[[], None]
-    checkpoints: CheckpointFolder
     num_before: int
     start_seconds: float
     has_begun: bool
@@ -103,13 +99,11 @@ class Supervisor:
           in_place: whether the started process itself trains, without waiting for workers.
         """
         name, now = trial_input.name, self._clock()
-        every = trial_input.config.performance.checkpoint_every_steps
-        checkpoints = self._folder.checkpoints(name, every_steps=every)
         if (reason := self._loss_reasons.pop(name, None)) is not None:
-            self._log_restart(name, reason, checkpoints, trial_input.config.mechanism.num_restart_steps)
+            self._log_restart(name, reason, trial_input.config)
         counts = self._folder.read_counts(name)
         num_before = counts.num_attempts if counts is not None else 0
-        self._running[name] = Attempt(trial_input, end, checkpoints, num_before, now, in_place, None, now)
+        self._running[name] = Attempt(end, num_before, now, in_place, None, now)
 
     def note_loss(self, name: str, error: object) -> str:
         """Note and return the reason why a training's attempt was lost.
@@ -149,7 +143,7 @@ class Supervisor:
                 self._check_attempt(name, attempt, now)
 
     def _check_attempt(self, name: str, attempt: Attempt, now: float) -> None:
-        state = counts, _ = self._read_state(name, attempt)
+        state = counts, _ = self._read_state(name)
         if state != attempt.state:
             attempt.state, attempt.last_change = state, now
         if not attempt.has_begun:
@@ -164,9 +158,9 @@ class Supervisor:
         if attempt.end_reason:
             attempt.end()
 
-    def _read_state(self, name: str, attempt: Attempt) -> tuple[DrawCounts | None, int]:
+    def _read_state(self, name: str) -> tuple[DrawCounts | None, int]:
         """Return a training's count of steps and its checkpoint's modification time, in ns; 0 without one."""
-        checkpoint = attempt.trial_input.checkpoint_folder / "checkpoint.pt"
+        checkpoint = self._folder.checkpoint_folder(name) / "checkpoint.pt"
         saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
         return self._folder.read_counts(name), saved
 
@@ -174,17 +168,16 @@ class Supervisor:
         if self._log is not None:
             warn(text)
 
-    def _log_restart(
-        self, name: str, reason: str, checkpoints: CheckpointFolder, num_in_advance: int | None
-    ) -> None:
+    def _log_restart(self, name: str, reason: str, config: TrainingConfig) -> None:
         """Log and print the step at which a lost training continues, and the steps that it repeats."""
+        checkpoints = self._folder.checkpoints(name, every_steps=config.performance.checkpoint_every_steps)
         try:
             step, num_drawn = checkpoints.saved_step(), checkpoints.read_counts().num_steps
         except DpgclError:  # the training itself will report the damage
             return
         num_repeated = max(0, num_drawn - step)
         cost = f"{count(num_repeated, 'step')} charged"
-        if num_in_advance is not None:
+        if (num_in_advance := config.mechanism.num_restart_steps) is not None:
             cost = f"{num_repeated} of the R = {num_in_advance} restart steps used"
         text = f"{reason}, restarted at step {step}, {cost}"
         self._warn(f"{name}: {text}")
