@@ -123,8 +123,15 @@ class Display:
     def running(self) -> Iterator[None]:
         """Within this context, redraw the region, or elsewhere print the activity after a silence."""
         if self._console is not None:
-            with self._redrawn(self._console):
-                yield
+            self._spinner = Spinner("dots")
+            region = Live(
+                console=self._console, get_renderable=self.region, refresh_per_second=2, transient=True
+            )
+            with region as self._live:
+                try:
+                    yield
+                finally:
+                    self._live = None
         elif self.quiet:
             yield
         else:
@@ -145,17 +152,6 @@ class Display:
             yield
         finally:
             self.watch = None
-
-    @contextmanager
-    def _redrawn(self, console: Console) -> Iterator[None]:
-        self._spinner = Spinner("dots")
-        live = Live(console=console, get_renderable=self.region, refresh_per_second=2, transient=True)
-        with live:
-            self._live = live
-            try:
-                yield
-            finally:
-                self._live = None
 
     def _print_in_loop(self) -> None:
         while not self._stop_event.wait(1.0):
