@@ -42,6 +42,7 @@ Range = tuple[float, float] | None
 class SearchOptions(
     SweepOptions,
     tiny={"num_trials": 4, "group_sizes": (2, 4, 8), "learning_rate_range": (1e-3, 1e-2)},
+    full={"num_trials": 50, "repeats": 1},
 ):
     """Search space, sampler and objectives; a list or range of one value fixes an option."""
 
@@ -98,9 +99,6 @@ class SearchOptions(
                     raise ConfigError(
                         f"set {name} or a range of ε or σ, not both; got {name} = {getattr(mechanism, name)}"
                     )
-
-    def full(self) -> Self:
-        return replace_options(self, dataset="fashion-mnist", num_trials=50)
 
     def completed(self, overrides: Collection[str]) -> Self:
         """Return the options with a default score to maximise and default axes, if they name none.
