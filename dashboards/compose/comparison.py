@@ -43,7 +43,6 @@ _SCORING_COLUMNS = (
 )
 _NOT_SETTINGS = ("num_trials", "noise_multiplier", "image_shape", "question")
 _SHA256 = re.compile(r"^([0-9a-f]{8})[0-9a-f]{56}$")
-_UNPAIRED = "no seed in common: not paired"
 _TITLES = {
     **{"score": "Score", "minus": "Minus", "difference": "Difference (points)"},
     "num_repeats": "Seeds in common",
@@ -198,7 +197,7 @@ def _differences_table(differences: pd.DataFrame) -> Table:
         cells = dict(record)
         cells["score"] = column_title(record["score"])
         cells["difference"] = mean_text(record["difference"], record["standard_error"], 1, scale=100)
-        cells["num_repeats"] = str(record["num_repeats"] or _UNPAIRED)
+        cells["num_repeats"] = str(record["num_repeats"] or "no seed in common: not paired")
         rows.append([cell_text(name, cells[name], record["guarantee"]) for name in order])
     return Table(heading=[_TITLES.get(name) or column_title(name) for name in order], rows=rows)
 

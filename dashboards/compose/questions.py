@@ -18,8 +18,7 @@ from dpgcl_core.mechanism.registry import METHODS
 from dpgcl_core.release.metrics import DURING, Family, find_metric, scores_of
 
 Kind = Literal["axis", "methods", "convergence", "search"]
-PLAIN = "plain"
-OPTION_NAMES = (PLAIN, "ema", "schedule", "automatic-clipping", "warm-start", "all")
+OPTION_NAMES = ("plain", "ema", "schedule", "automatic-clipping", "warm-start", "all")
 SPLITS = ("method", "target_epsilon", "num_augmentations", "sampled")
 # In the paper's order; sets of layers that are not listed come next, sorted by name.
 ADAPTED_LAYERS = ("Q", "K", "V", "Q+K", "Q+V", "K+V", "Q+K+V")

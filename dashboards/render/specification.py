@@ -33,7 +33,6 @@ _LINE = 15.5  # from one line of a legend to the next
 _LEGEND_CHARACTERS, _CATEGORY_CHARACTERS = 38, 30
 _MARGIN = 0.06  # share of the values' span, at both ends
 _FADED = 0.12
-_TICKS = 7
 
 _DASHES = {"solid": [1, 0], "dashed": [8, 3.5], "dotted": [1.7, 2.7], "dashdot": [10, 2.7, 1.7, 2.7]}
 _PENTAGON = "M0,-1L0.951,-0.309L0.588,0.809L-0.588,0.809L-0.951,-0.309Z"
@@ -225,7 +224,7 @@ def _axis_across(panel: Panel, *, has_labels: bool) -> Json:
 def _axis_of_values(panel: Panel, domain: list[float]) -> Json:
     scale: Json = {"domain": domain, "nice": False}
     if not panel.log_y:
-        return {"axis": {"title": panel.y_label, "tickCount": _TICKS}, "scale": scale | {"zero": False}}
+        return {"axis": {"title": panel.y_label, "tickCount": 7}, "scale": scale | {"zero": False}}
     low, high = map(math.log10, domain)
     marks = [(10**place, text) for place, text in round_numbers(low, high, "log")]
     if len(marks) < 3:  # too narrow for 1, 2, 5

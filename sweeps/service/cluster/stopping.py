@@ -36,7 +36,6 @@ from trainers.data.dataset import Modality
 from trainers.files.oversight import Oversight, Question
 
 ASHA = "asha"
-_REDUCTION = 3
 _CHECK_EVERY_SECONDS = 0.2
 _NO_CONTROLLER = SimpleNamespace(get_live_trials=tuple)
 """A substitute for Tune's controller without any trials; the median rule queries it."""
@@ -57,9 +56,7 @@ class TuneRule:
         tune_schedulers: Any = schedulers
         common = {"time_attr": "step", "metric": "score", "mode": "max", "grace_period": first}
         self._scheduler = (
-            tune_schedulers.AsyncHyperBandScheduler(
-                **common, max_t=max(first, last), reduction_factor=_REDUCTION
-            )
+            tune_schedulers.AsyncHyperBandScheduler(**common, max_t=max(first, last), reduction_factor=3)
             if name == ASHA
             else tune_schedulers.MedianStoppingRule(**common)
         )

@@ -24,7 +24,6 @@ SILENCE_SECONDS = 10.0
 """The silence after which a line is printed, in the first minute of an activity."""
 LATER_SECONDS = 60.0
 """The silence after which a line is printed, after the first minute."""
-_SHOW_CURSOR = b"\x1b[?25h"
 
 
 class Watch(Protocol):
@@ -204,4 +203,4 @@ def leave_terminal_usable() -> None:
     """Show the cursor that the region hides, before a process ends without cleaning up."""
     if len(_DISPLAYS) > 1 and sys.stdout.isatty():
         with suppress(OSError):
-            os.write(1, _SHOW_CURSOR)
+            os.write(1, b"\x1b[?25h")

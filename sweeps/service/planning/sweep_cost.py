@@ -23,8 +23,6 @@ from dpgcl_core.release.statement import OpenTrials, delta_text, rounded_up
 from sweeps.service.options.release_options import ReleaseOptions, trial_law
 from sweeps.service.planning.trials import ChargedSteps, Trial, is_proven, trial_class
 
-_NO_DRAWS: Mapping[str, ChargedSteps] = MappingProxyType({})
-
 
 def delta_of(trials: Sequence[Trial]) -> float:
     """Return the δ of the whole sweep: the smallest δ of its trials."""
@@ -204,7 +202,7 @@ def cost_line(mode: str, cost: TuningCost | None, trials: OpenTrials) -> str:
 
 
 def open_trials(
-    trials: Sequence[Trial], draws: Mapping[str, ChargedSteps] = _NO_DRAWS, num_started: int = 0
+    trials: Sequence[Trial], draws: Mapping[str, ChargedSteps] = MappingProxyType({}), num_started: int = 0
 ) -> OpenTrials:
     """Return the numbers of trials for an open sweep's statement.
 

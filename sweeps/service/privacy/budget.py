@@ -35,7 +35,6 @@ from sweeps.service.privacy.ledger_choice import bind_images, check_account, uni
 from sweeps.service.privacy.reservations import TrialReservations, planned_trainings
 from sweeps.service.storage.sweep_folder import SweepFolder
 
-CONFIRM_EVERY_SECONDS = 5.0
 _log = logging.getLogger(__name__)
 NO_LEDGER = "no ledger: nothing stops other trainings on the same data from adding to this ε"
 
@@ -186,7 +185,7 @@ class SweepBudget:
         except DpgclError:
             self.reservations.withdraw_grant(name)
 
-    def confirm(self, *, every_seconds: float = CONFIRM_EVERY_SECONDS) -> None:
+    def confirm(self, *, every_seconds: float = 5.0) -> None:
         """Check with the ledger that all reservations are valid; else set `outage` and withdraw all grants.
 
         No-op after an outage, and within `every_seconds` of the last check.

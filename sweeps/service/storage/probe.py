@@ -19,7 +19,6 @@ from dpgcl_core.durable_files import storage_errors
 from dpgcl_core.errors import StorageError
 from sweeps.service.storage.cluster_nodes import answers_of_nodes, living_nodes
 
-_PREFIX = ".dpgcl-probe-"
 _TOKEN, _LOCK = "token", "lock"
 _NUM_READS, _SECONDS_BETWEEN_READS = 10, 0.5  # a network file system may show a new file late
 _ANSWER_SECONDS = 60.0
@@ -136,7 +135,7 @@ def check_shared(folder: Path, print_line: Callable[[str], None]) -> None:
 def _hold_lock(folder: Path) -> Iterator[tuple[str, str]]:
     """Create a temporary folder with a token, hold a lock there, and yield its path and the token."""
     token = secrets.token_hex(16)
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=folder, ignore_cleanup_errors=True) as name:
+    with tempfile.TemporaryDirectory(prefix=".dpgcl-probe-", dir=folder, ignore_cleanup_errors=True) as name:
         probe_path = Path(name)
         (probe_path / _TOKEN).write_text(token)
         with (probe_path / _LOCK).open("w") as file:

@@ -43,7 +43,6 @@ from trainers.files.progress import PROGRESS_FILE
 
 LAYOUT = 5
 """The layout version of a sweep's folder; a folder of another layout is not continued."""
-_SETTLE_COMMAND = ("python", "-m", "sweeps.settle")
 _TRACES = ("trials", "checkpoints", "drawn", "started", "trusted", "release", "suggested")
 
 _FIGURE_SUFFIXES = (".png", ".svg", ".pdf", ".html", ".csv", ".md", ".tex")
@@ -294,7 +293,7 @@ def find_folder(
         raise StorageError(
             f"the sweep folder {folder.path} has layout {plan.get('layout')}, and this version continues "
             f"only layout {LAYOUT}. Choose another --name. To close its reservations in a ledger, run "
-            f"{shlex.join([*_SETTLE_COMMAND, '--name', name, '--storage', str(root)])}"
+            f"{shlex.join(['python', '-m', 'sweeps.settle', '--name', name, '--storage', str(root)])}"
         )
     if plan.get("fingerprint") != fingerprint:
         raise StorageError(
