@@ -44,7 +44,6 @@ def content_of(
     visible_trials = shown_trials(frame, question)
     draw = {"search": search_rows, "convergence": series_rows}.get(question.kind, axis_rows)
     rows = draw(visible_trials, question)
-    panels = [panel for row in rows for panel in row]
     if answer is None or answer.question != question.text:
         answer = answer_of(trials, question) if has_answer else None
     return Content(
@@ -53,14 +52,7 @@ def content_of(
         rows=rows,
         tables=_tables(visible_trials, question, answer),
         answer=answer.lines() if answer is not None else [],
-        remarks=figure_text.notes(
-            visible_trials,
-            question,
-            num_repeats=sorted({n for panel in panels for curve in panel.curves for n in curve.num_repeats}),
-            references=[reference for panel in panels for reference in panel.references],
-            private=data_are_private(frame),
-            has_scores=any(panel.y_label.endswith("(%)") for panel in panels),
-        ),
+        remarks=figure_text.notes(visible_trials, question, rows, private=data_are_private(frame)),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from dashboards.compose.content import Reference
+from dashboards.compose.content import Panel, Reference
 from dashboards.compose.display_names import (
     SWEEP,
     UNTRAINED,
@@ -123,28 +123,23 @@ def subtitle(trials: pd.DataFrame, question: Question) -> str:
 
 
 def notes(
-    trials: pd.DataFrame,
-    question: Question,
-    *,
-    num_repeats: list[int],
-    references: Sequence[Reference],
-    private: bool,
-    has_scores: bool,
+    trials: pd.DataFrame, question: Question, rows: Sequence[Sequence[Panel]], *, private: bool
 ) -> list[str]:
     """Return the notes under a figure, one sentence each, the tuning cost last.
 
     Args:
       trials: the trials that may be shown.
       question: the figure's question.
-      num_repeats: the distinct numbers of repeats of the points, ascending.
-      references: lines across the panels.
+      rows: the figure's panels, row by row.
       private: whether the training data are private.
-      has_scores: whether any panel shows scores.
     """
+    panels = [panel for row in rows for panel in row]
+    num_repeats = sorted({n for panel in panels for curve in panel.curves for n in curve.num_repeats})
+    has_scores = any(panel.y_label.endswith("(%)") for panel in panels)
     sentences = [_repeats_note(num_repeats, question)] if num_repeats and question.kind != "search" else []
     if question.kind == "search" and has_scores:
         sentences += FRONT_NOTES
-    sentences += _reference_note(references)
+    sentences += _reference_note([reference for panel in panels for reference in panel.references])
     sentences += _gain_note(trials)
     if has_values(trials, "num_augmentations") and trials["num_augmentations"].nunique() == 1:
         count = value_text(trials["num_augmentations"].iloc[0])
