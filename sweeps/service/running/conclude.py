@@ -118,10 +118,27 @@ def _publish_answer(
     statement: PrivacyStatement | None,
     references: Mapping[str, float],
 ) -> Answer | None:
-    """Print and write the answer; log it, if MLflow has all results, before the figure, which quotes it."""
+    """Print and write the answer of the trainings that made all their steps; None if there is none.
+
+    It is logged, if MLflow has all results, before the figure, which quotes it.
+    """
     answer = None
     try:
-        answer = _compute_answer(sweep, trials, statement, references)
+        results = trials.results()
+        rows = [
+            {"trial": name, "guarantee_label": trial.config.guarantee_label, **results[name]}
+            for name, trial in trials.by_name.items()
+            if name in results and stopped_at(trial, results[name]["metrics"]) is None
+        ]
+        if not rows:
+            return None
+        cost = statement.cost if statement is not None else sweep.plan.cost
+        remaining_budget = None
+        if sweep.budget is not None:
+            with suppress(LedgerError):  # without a reachable ledger, the answer omits the remaining budget
+                remaining_budget = sweep.budget.remaining_budget()
+        tags, outcomes = {**sweep.plan.tags(), **references}, sweep.folder.outcomes()
+        answer = sweep_answer(sweep.plan.question, rows, tags, cost, remaining_budget, outcomes)
         if answer is None:
             return None
         warn(answer_text(answer))
@@ -133,30 +150,6 @@ def _publish_answer(
     except DpgclError as error:
         warn(f"warning: the answer failed: {error}")
     return answer
-
-
-def _compute_answer(
-    sweep: PreparedSweep,
-    trials: SweepTrials,
-    statement: PrivacyStatement | None,
-    references: Mapping[str, float],
-) -> Answer | None:
-    """Return the answer from the trainings that made all their steps; None if there are none."""
-    results = trials.results()
-    rows = [
-        {"trial": name, "guarantee_label": trial.config.guarantee_label, **results[name]}
-        for name, trial in trials.by_name.items()
-        if name in results and stopped_at(trial, results[name]["metrics"]) is None
-    ]
-    if not rows:
-        return None
-    cost = statement.cost if statement is not None else sweep.plan.cost
-    remaining_budget = None
-    if sweep.budget is not None:
-        with suppress(LedgerError):  # without a reachable ledger, the answer omits the remaining budget
-            remaining_budget = sweep.budget.remaining_budget()
-    tags = {**sweep.plan.tags(), **references}
-    return sweep_answer(sweep.plan.question, rows, tags, cost, remaining_budget, sweep.folder.outcomes())
 
 
 def _draw(figure: Figure, sweep: PreparedSweep, mlflow: MlflowListener) -> None:
