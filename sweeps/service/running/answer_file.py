@@ -52,14 +52,8 @@ def sweep_answer(
     frame = pd.DataFrame(trial_rows)
     frame = frame.astype({"group_size": object}) if "group_size" in frame else frame
     epsilon, num_trainings = remaining_budget if remaining_budget is not None else (None, None)
-    privacy = PrivacyNumbers(epsilon_remaining=epsilon, trainings_remaining=num_trainings)
-    if cost is not None:
-        privacy = dataclasses.replace(
-            privacy,
-            training_epsilon=cost.training_epsilon,
-            tuned_epsilon=cost.tuned_epsilon,
-            delta=cost.delta,
-        )
+    numbers = {name: getattr(cost, name, None) for name in ("training_epsilon", "tuned_epsilon", "delta")}
+    privacy = PrivacyNumbers(**numbers, epsilon_remaining=epsilon, trainings_remaining=num_trainings)
     return answer_of(frame, QUESTIONS.get(question, OWN), privacy, outcomes)
 
 
