@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Protocol
 
 from rich.console import Console, Group, RenderableType
@@ -192,11 +192,9 @@ def doing(text: str, *, as_line: bool = True) -> None:
     _DISPLAYS[-1].doing(text, as_line=as_line)
 
 
-@contextmanager
-def watching(watch: Watch) -> Iterator[None]:
+def watching(watch: Watch) -> AbstractContextManager[None]:
     """Within this context, show the progress of running trainings."""
-    with _DISPLAYS[-1].watching(watch):
-        yield
+    return _DISPLAYS[-1].watching(watch)
 
 
 def leave_terminal_usable() -> None:
