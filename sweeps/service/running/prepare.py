@@ -10,7 +10,6 @@ from typing import Any
 
 from dpgcl_core.errors import BudgetExceeded, ConfigError, StorageError
 from dpgcl_core.ledger.ledger import Ledger
-from dpgcl_core.sampling.slot_table import SlotTable
 from sweeps.service.cluster.ray_session import check_this_machine, trials_at_once
 from sweeps.service.console.display import doing
 from sweeps.service.console.terminal import estimate_text, name_suffix, print_line, short_name, warn
@@ -63,9 +62,7 @@ class PreparedSweep:
       ledger, dataset_id: the ledger and data set that it is charged to; None without a ledger.
       budget: an open sweep's reservations in the ledger; None without a ledger and for sealed sweeps.
       calibrations: the cache of noise multipliers, with those that planning has calibrated.
-      slots: the table that decides which records are held out or in which shard, to be stored before the
-        first training; None without either.
-      slot_files: the files of the slot tables.
+      slot_files: the files of slot tables; the table of the plan's data is stored before the first training.
       repetition: the options and command that repeat and continue it.
       known_plan: the plan that its folder had during planning; None for a new sweep.
       sweep_id: random id that distinguishes it from a sweep of the same name elsewhere.
@@ -83,7 +80,6 @@ class PreparedSweep:
     dataset_id: str | None
     budget: SweepBudget | None
     calibrations: CalibrationCache
-    slots: SlotTable | None
     slot_files: SlotFiles
     repetition: Repetition
     known_plan: dict[str, Any] | None
@@ -111,8 +107,8 @@ class PreparedSweep:
                     f"another process ran the sweep {self.folder.name!r} while this one was planning. Add "
                     "--resume to continue it, or choose another --name"
                 )
-            if self.slots is not None:
-                self.slot_files.keep(self.slots)
+            if (slots := self.plan.data.slots) is not None:
+                self.slot_files.keep(slots)
             yield
 
 
@@ -228,7 +224,6 @@ def prepare_sweep(
             dataset_id=dataset_id,
             budget=budget,
             calibrations=cache,
-            slots=records.slots,
             slot_files=slot_files,
             repetition=Repetition(
                 options=options_text(repeat_options),
