@@ -30,13 +30,6 @@ class _Running:
     file: Path
     latest: Progress | None = None
 
-    def refresh(self) -> None:
-        self.latest = read_progress(self.file) or self.latest
-
-    @property
-    def share(self) -> float:
-        return fraction_done(self.latest)
-
     def stage(self, *, in_tenths: bool = False) -> str:
         """Return the training's current stage in words."""
         if self.latest is None:
@@ -88,7 +81,7 @@ class SweepWatch:
 
     def seconds_left(self, now: float) -> float | None:
         """Return the estimated seconds until all trainings have ended; None before the first progress."""
-        shares = [run.share for _, run in self._refresh()]
+        shares = [fraction_done(run.latest) for _, run in self._refresh()]
         num_done = self._num_over - self._num_before + sum(shares) - self._shares_before
         if num_done > 0 and self._rate_start is None:
             self._rate_start = now, num_done  # the rate excludes the start of Ray and imports
@@ -135,7 +128,7 @@ class SweepWatch:
         with self._lock:
             running = list(self._running.items())
         for _, run in running:
-            run.refresh()
+            run.latest = read_progress(run.file) or run.latest
         return running
 
 
