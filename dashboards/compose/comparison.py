@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -163,17 +163,13 @@ def differences_between(trials: pd.DataFrame, question: Question) -> pd.DataFram
         for key, cell in frame.groupby(by):
             point = {question.axis.column: cell[question.axis.column].iloc[0]}
             point |= {n: v for n, v in zip(by, key, strict=True) if n != ORDER and n not in point}
-            for name, difference in _differences_to_first(cell, score, first):
-                rows.append({"score": score, SWEEP: name, **point, "minus": first} | difference)
+            scored = cell[cell[score].notna()]
+            reference = scored[scored[SWEEP] == first]
+            for name, compared in scored[scored[SWEEP] != first].groupby(SWEEP, sort=False):
+                if len(reference):
+                    difference = _difference(compared, reference, score)
+                    rows.append({"score": score, SWEEP: str(name), **point, "minus": first} | difference)
     return pd.DataFrame(rows)
-
-
-def _differences_to_first(cell: pd.DataFrame, score: str, first: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    scored = cell[cell[score].notna()]
-    reference = scored[scored[SWEEP] == first]
-    for name, rows in scored[scored[SWEEP] != first].groupby(SWEEP, sort=False):
-        if len(reference):
-            yield str(name), _difference(rows, reference, score)
 
 
 def _difference(trials: pd.DataFrame, reference: pd.DataFrame, score: str) -> dict[str, Any]:
