@@ -58,6 +58,7 @@ from sweeps.service.running.two_stage_policy import (
     PROXY_SUFFIX,
     TUNING_SUFFIX,
     FirstOfTwo,
+    check_scored,
     run_two_sweeps,
     second_name,
     with_name,
@@ -164,9 +165,8 @@ def run_with_strategy(
     if options.data.proxy is not None and strategy not in ("public", "scaling"):
         got = f"--tuning {strategy}" if strategy else "no --tuning"
         raise ConfigError(f"--proxy applies only to --tuning public and scaling; got {got}. Leave it out")
-    if strategy is None:
-        return execute(question, options, points, figure, policy=policy)
-    options, points = check_strategy(options, points, policy)
+    if strategy is not None:
+        options, points = check_strategy(options, points, policy)
     if strategy == "public":
         return _tune_on_proxy(question, options, points, figure)
     if strategy == "scaling":
@@ -231,7 +231,7 @@ def check_strategy(
             f"{max(options.tuning.small_epsilons):g}"
         )
     if strategy in ("open", "scaling"):
-        _check_scored(options)
+        check_scored(options.data, f"--tuning {strategy}")
     return options if strategy == "public" else replace_options(options, repeats=1), candidates
 
 
@@ -302,7 +302,6 @@ def _tune_at_small_epsilons(
     """Train every candidate at small ε, and the candidate of the scaling rule with the rest of the total."""
     options = replace_options(options, name=second_name(question, options))
     small, policy = scaling_stages(question, options, candidates)
-    assert options.storage.name is not None
     has_begun = with_name(options, f"{options.storage.name}{TUNING_SUFFIX}").storage.resume
     if options.data.proxy is not None and not has_begun:
         checked = _check_rule_on_proxy(question, options, candidates, small, policy)
@@ -335,22 +334,13 @@ def _tune_at_small_epsilons(
     )
 
 
-def _check_scored(options: SweepOptions) -> None:
-    if options.data.are_private and options.data.evaluate_on is None:
-        raise ConfigError(
-            f"--tuning {options.tuning.strategy} chooses by scores that may be shown; got private data "
-            "without any. Set --evaluate-on to a public data set"
-        )
-
-
 def _scores_of(tuning: Outcome, candidates: Sequence[Point], small: Sequence[Point]) -> Scores:
     """Return the releasable score of each training at small ε, by candidate and ε."""
     name = score_name(tuning.plan)
     values = {}
     for number, point in enumerate(small):
-        result = tuning.results.get(f"{point.label}-r0")
-        value = math.nan if result is None else result["metrics"].get(name, math.nan)
-        values[candidates[number % len(candidates)].label, point.changes["epsilon"]] = value
+        score = tuning.score(f"{point.label}-r0", name)
+        values[candidates[number % len(candidates)].label, point.changes["epsilon"]] = score
     return values
 
 
@@ -404,10 +394,7 @@ def _tune_on_proxy(
     name, repeats = score_name(tuning.plan), options.service.repeats
 
     def mean_score(point: Point) -> float:
-        results = (tuning.results.get(f"{point.label}-r{repeat}") for repeat in range(repeats))
-        values = [
-            -math.inf if result is None else result["metrics"].get(name, -math.inf) for result in results
-        ]
+        values = [tuning.score(f"{point.label}-r{repeat}", name) for repeat in range(repeats)]
         return sum(values) / repeats if all(map(math.isfinite, values)) else -math.inf
 
     best = max(candidates, key=mean_score)

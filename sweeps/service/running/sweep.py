@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -52,6 +53,10 @@ class Outcome:
     results: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     statement: PrivacyStatement | None = None
     answer: Answer | None = None
+
+    def score(self, trial: str, name: str) -> float:
+        """Return the score `name` of a trial; nan if the trial has none."""
+        return float(self.results.get(trial, {}).get("metrics", {}).get(name, math.nan))
 
 
 def execute(

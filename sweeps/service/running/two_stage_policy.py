@@ -20,7 +20,7 @@ from dpgcl_core.mechanism.method import Method
 from dpgcl_core.mechanism.registry import METHODS, method_named
 from sweeps.service.console.terminal import count, print_line
 from sweeps.service.options.data import DataOptions
-from sweeps.service.options.score_options import default_score, scores_to_compare
+from sweeps.service.options.score_options import scores_to_compare
 from sweeps.service.options.sweep_options import SweepOptions
 from sweeps.service.planning.inputs import EarlierSweep, PlanInputs
 from sweeps.service.planning.plan import SweepPlan
@@ -218,12 +218,7 @@ def run_tuned_sweep(
             "a comparison shows every trial, so its release must be open; got "
             f"{options.release.mode}. For one private model, use another sweep"
         )
-    if options.data.are_private and options.data.evaluate_on is None:
-        raise ConfigError(
-            "settings are chosen by a score on public data, such as "
-            f"{default_score(options.data.modality, options.mechanism.method)}. Set --evaluate-on to a "
-            "public data set"
-        )
+    check_scored(options.data, "a comparison of tuned settings")
     if options.data.are_private:
         candidates = [each for each in candidates if each.changes.get("epsilon") != math.inf]
     options = replace_options(options, name=second_name(question, options))
@@ -255,6 +250,15 @@ def run_tuned_sweep(
         figure,
         choice=f"Each row's setting is the best of the same grid ({grid_text}).",
     ).code
+
+
+def check_scored(data: DataOptions, chooser: str) -> None:
+    """Raise ConfigError if no score may be shown that the chooser, a part of the message, could choose by."""
+    if data.are_private and data.evaluate_on is None:
+        raise ConfigError(
+            f"{chooser} chooses by scores that may be shown; got private data without any. Set --evaluate-on "
+            "to a public data set"
+        )
 
 
 def select_methods(names: Sequence[str], data: DataOptions) -> list[Method]:
@@ -319,7 +323,7 @@ def _best_point(points: Sequence[Point], tuning: Outcome, candidate: Point, name
     """Return the candidate's final point: its setting with the highest score `name`, the first among ties."""
 
     def score(point: Point) -> float:
-        value = tuning.results[f"{point.label}-r0"]["metrics"].get(name, -math.inf)
+        value = tuning.score(f"{point.label}-r0", name)
         return value if math.isfinite(value) else -math.inf
 
     best = max((point for point in points if f"{point.label}-r0" in tuning.results), key=score, default=None)
