@@ -116,7 +116,7 @@ def test_optuna_draws_the_kept_study_of_a_search(
     for number in range(1, 9):
         values = {"learning_rate": 0.1 * number, "group_size": 4 * (1 + number % 2)}
         metrics = {"knn_accuracy": 0.5 + 0.01 * number, "epsilon": 1.0 * number}
-        study.add(f"trial-{number}", values, {"metrics": metrics}, "proven", None)
+        study.add(f"trial-{number}", values, {"metrics": metrics}, "proven")
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MPLBACKEND", "agg")

@@ -27,7 +27,6 @@ from sweeps.service.planning.search_plan import SearchPlan, costliest_trials, pl
 from sweeps.service.planning.space import SearchOptions, Space
 from sweeps.service.planning.trials import ChargedSteps, Trial, is_proven
 from sweeps.service.running.earlier_sweeps import read_charged, read_earlier_sweeps
-from sweeps.service.running.mlflow_listener import times_ms
 from sweeps.service.running.proposals import Proposals
 from sweeps.service.running.study import SearchStudy
 from sweeps.service.running.sweep_trials import Results, SweepTrials
@@ -231,7 +230,7 @@ class SearchTrials(SweepTrials):
         try:
             for name, result in results.items():
                 label = self.by_name[name].config.guarantee_label
-                self._study.add(name, self._values[name], result, label, times_ms(result))
+                self._study.add(name, self._values[name], result, label)
         except StorageError as error:
             warn(f"warning: {error}; it is added at the end of the search, or by --resume")
 

@@ -24,6 +24,7 @@ from optuna.trial import TrialState, create_trial
 from dpgcl_core.errors import StorageError
 from dpgcl_core.release.metrics import find_metric
 from sweeps.service.planning.space import EPSILON, Axis
+from sweeps.service.running.mlflow_listener import times_ms
 
 JOURNAL = "study.journal"
 _TRIAL = "trial"
@@ -50,22 +51,14 @@ class SearchStudy:
         self._distributions = {axis.option: _distribution(axis) for axis in axes}
         optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-    def add(
-        self,
-        trial: str,
-        values: Mapping[str, Any],
-        result: Mapping[str, Any],
-        guarantee_label: str,
-        times_ms: tuple[int, int] | None,
-    ) -> None:
+    def add(self, trial: str, values: Mapping[str, Any], result: Mapping[str, Any], label: str) -> None:
         """Add a finished trial once; it counts as failed if an objective is missing or not finite.
 
         Args:
           trial: the trial's name.
           values: the searched options' values in this trial, by option.
           result: its stored result, whose `metrics` contain the objectives.
-          guarantee_label: `proven`, `as-published` or `none`.
-          times_ms: its start and end, in milliseconds since the epoch; None if they are withheld.
+          label: `proven`, `as-published` or `none`.
 
         Raises:
           StorageError: the study cannot be read or written; a later call may succeed.
@@ -73,7 +66,7 @@ class SearchStudy:
         metrics = result["metrics"]
         scores = [each for name in self._objectives if math.isfinite(each := metrics.get(name, math.nan))]
         state = TrialState.COMPLETE if len(scores) == len(self._objectives) else TrialState.FAIL
-        attributes = {_TRIAL: trial, "guarantee_label": guarantee_label}
+        attributes = {_TRIAL: trial, "guarantee_label": label}
         if EPSILON in metrics:
             attributes[EPSILON] = metrics[EPSILON]
         frozen_trial = create_trial(
@@ -83,9 +76,9 @@ class SearchStudy:
             distributions=self._distributions,
             user_attrs=attributes,
         )
-        if times_ms is not None:  # otherwise Optuna has set both to the current time
+        if (times := times_ms(result)) is not None:  # otherwise Optuna has set both to the current time
             frozen_trial.datetime_start, frozen_trial.datetime_complete = (
-                datetime.fromtimestamp(t / 1000) for t in times_ms
+                datetime.fromtimestamp(t / 1000) for t in times
             )
         try:
             study = self._open_study()
