@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
@@ -170,13 +170,12 @@ def _starting_point(
     file_values = {} if file is None else dict(file.values)
     for name in overrides:
         file_values.pop(_INSTEAD.get(name, ""), None)
-    preset = _preset(kind, start)
     default = kind()
     file_dataset = file_values.get("dataset", default.data.dataset)
     if overrides.get("dataset", file_dataset) != file_dataset:
         for name in _OF_ONE_DATASET:
             file_values.pop(name, None)
-    dataset = _dataset(overrides, preset(default), default, file_values)
+    dataset = _dataset(overrides, _with_preset(default, start), default, file_values)
     options = replace_options(default, dataset=dataset)
     setting = _setting(start, file, dataset, {**file_values, **overrides})
     if setting is not None:
@@ -184,9 +183,8 @@ def _starting_point(
             options, **{name: leaf.of(setting) for name, leaf in leaves(TrainingOptions).items()}
         )
     options = replace_options(options, **file_values)
-    if start.tiny or start.full:
-        options = preset(options)
-    elif file is None:
+    options = _with_preset(options, start)
+    if file is None and not (start.tiny or start.full):
         options = options.of_dataset()
     names = {*overrides, *file_values}
     if overrides.get("warm_start") is not None:  # they replace the weights that the setting names
@@ -204,10 +202,8 @@ def _starting_point(
     return options
 
 
-def _preset(kind: type[Options], start: Start) -> Callable[[Options], Options]:
-    if start.tiny:
-        return kind.tiny
-    return kind.full if start.full else lambda options: options
+def _with_preset(options: Options, start: Start) -> Options:
+    return options.tiny() if start.tiny else options.full() if start.full else options
 
 
 def _dataset(

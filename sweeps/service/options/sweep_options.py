@@ -108,11 +108,9 @@ class SweepOptions(TrainingOptions):
         if self.mechanism.shards > 1 and self.performance.num_workers == 1:  # one for each shard
             performance = replace(self.performance, num_workers=self.mechanism.shards)
             object.__setattr__(self, "performance", performance)
-        check_release(
-            self.release,
-            scores_held_out=self.evaluation.score_on_held_out > 0,
-            seeded_non_private=self.randomness.seeded_non_private,
-        )
+        seeded, private = self.randomness.seeded_non_private, self.data.are_private
+        scores_held_out = self.evaluation.score_on_held_out > 0
+        check_release(self.release, scores_held_out=scores_held_out, seeded_non_private=seeded)
         limits = self.service.trial_timeout, self.service.stall_timeout, self.service.time_budget
         if not self.release.is_open and any(limit is not None for limit in limits):
             raise ConfigError(
@@ -124,7 +122,6 @@ class SweepOptions(TrainingOptions):
                 "a sealed sweep's trainings must be independent of each other, and --early-stopping compares "
                 "them as they run. Leave it out, or set --release open."
             )
-        seeded, private = self.randomness.seeded_non_private, self.data.are_private
         if private and seeded:
             raise ConfigError("seeded_non_private must be left out with private data: it has no guarantee")
         choose_randomness(
