@@ -2163,8 +2163,8 @@ BREAKAGES = (
     Breakage(
         name="MLflow tells of restarts that were charged in advance",
         file="sweeps/service/running/mlflow_listener.py",
-        before="restarts = [] if in_advance else self._log.restarts(trial.name)",
-        after="restarts = self._log.restarts(trial.name)",
+        before="restarts = [] if in_advance else SweepLog(self._sweep.folder.path).restarts(trial.name)",
+        after="restarts = SweepLog(self._sweep.folder.path).restarts(trial.name)",
         tests=(
             "tests/sweeps/test_supervision.py::test_restarts_that_were_charged_in_advance_stay_with_the_operator",
         ),

@@ -204,7 +204,8 @@ def test_restarts_that_were_charged_in_advance_stay_with_the_operator(
     log = SweepLog(tmp_path)
     for text in ("one", "two"):
         log.write(RESTARTED, "t", text)
-    sweep: Any = SimpleNamespace(_sweep=SimpleNamespace(plan=SimpleNamespace(tags=dict)), _log=log)
+    prepared = SimpleNamespace(plan=SimpleNamespace(tags=dict), folder=SimpleNamespace(path=tmp_path))
+    sweep: Any = SimpleNamespace(_sweep=prepared)
     config = SimpleNamespace(
         guarantee_label="proven", mechanism=SimpleNamespace(num_restart_steps=in_advance)
     )

@@ -36,7 +36,6 @@ class MlflowListener:
       sweep: the sweep to send.
       trials: the sweep's trials.
       tracker: a future of the server's tracker, which opens in another thread.
-      log: the sweep's log, from which the restarts are read that a run may show.
 
     Attributes:
       outbox: a context manager; within it, results are sent while the sweep continues.
@@ -45,14 +44,8 @@ class MlflowListener:
 
     tracker: Tracker
 
-    def __init__(
-        self,
-        sweep: PreparedSweep,
-        trials: SweepTrials,
-        tracker: Future[Tracker],
-        log: SweepLog,
-    ) -> None:
-        self._sweep, self._trials, self._tracker_future, self._log = sweep, trials, tracker, log
+    def __init__(self, sweep: PreparedSweep, trials: SweepTrials, tracker: Future[Tracker]) -> None:
+        self._sweep, self._trials, self._tracker_future = sweep, trials, tracker
         self.outbox = Outbox(self._send, warn, str(sweep.folder.path))
         self.untracked: list[str] = []
         self.parent = ""
@@ -163,7 +156,7 @@ class MlflowListener:
         """
         tags = self._sweep.plan.tags() | {"guarantee_label": trial.config.guarantee_label}
         in_advance = trial.config.mechanism.num_restart_steps is not None
-        restarts = [] if in_advance else self._log.restarts(trial.name)
+        restarts = [] if in_advance else SweepLog(self._sweep.folder.path).restarts(trial.name)
         if (step := stopped_at(trial, metrics)) is not None:
             tags |= {STOPPED_TAG: str(step)}
         return tags | {"restarts": "; ".join(restarts)} if restarts else tags

@@ -60,7 +60,7 @@ class OpenRelease:
         self.conclusion: Conclusion | None = None
         self._excluded: dict[str, str] = {}
         self._log = SweepLog(sweep.folder.path)
-        self.mlflow = MlflowListener(sweep, self.trials, tracker, self._log)
+        self.mlflow = MlflowListener(sweep, self.trials, tracker)
         self._report = ReportListener(sweep.tracking_uri, sweep.folder.path, self.mlflow)
         self._recorders = Listeners(LogListener(self._log, self.trials), self.mlflow)
         self._listeners = Listeners(
