@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +59,7 @@ def conclude(
         statement, is_stated = _publish_statement(sweep, trials, mlflow)
     if trials.results():
         if sweep.policy.has_answer:
-            references = _reference_scores(sweep, mlflow)
-            answer = _publish_answer(sweep, trials, mlflow, statement, references)
+            answer = _publish_answer(sweep, trials, mlflow, statement)
         if figure is not None and not mlflow.untracked:
             _draw(figure, sweep, mlflow)
     _print_link(sweep, mlflow, answer)
@@ -112,17 +111,13 @@ def _reference_scores(sweep: PreparedSweep, mlflow: MlflowListener) -> dict[str,
 
 
 def _publish_answer(
-    sweep: PreparedSweep,
-    trials: SweepTrials,
-    mlflow: MlflowListener,
-    statement: PrivacyStatement | None,
-    references: Mapping[str, float],
+    sweep: PreparedSweep, trials: SweepTrials, mlflow: MlflowListener, statement: PrivacyStatement | None
 ) -> Answer | None:
     """Print and write the answer of the trainings that made all their steps; None if there is none.
 
     It is logged, if MLflow has all results, before the figure, which quotes it.
     """
-    answer = None
+    answer, references = None, _reference_scores(sweep, mlflow)
     try:
         results = trials.results()
         rows = [

@@ -183,7 +183,7 @@ class SealedRelease:
 
     def _wait_for_moment(self, start_time: float) -> None:
         """Wait for the next moment of publication, unless the sweep is already published."""
-        if self._plan.publication is None or self._folder.is_published:
+        if self._plan.publication is None or (self._folder.release / RESULT).exists():
             return
         now = self._clock.now()
         moment = self._plan.publication.moment(start_time, now)

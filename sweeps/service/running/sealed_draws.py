@@ -132,11 +132,6 @@ class SealedFolder:
         """The folder of the files that will be copied to `release/` at the moment of publication."""
         return self.trusted.path / "outgoing"
 
-    @property
-    def is_published(self) -> bool:
-        """Whether the sweep is published, and `release/` is complete."""
-        return (self.release / RESULT).exists()
-
     def begin(self, sweep: PreparedSweep, plan: SweepPlan, start_time: float) -> SealedStart:
         """Charge a new sweep, then draw and store its trials; for a resumed sweep return the stored start.
 
