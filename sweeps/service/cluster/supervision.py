@@ -143,7 +143,8 @@ class Supervisor:
                 self._check_attempt(name, attempt, now)
 
     def _check_attempt(self, name: str, attempt: Attempt, now: float) -> None:
-        state = counts, _ = self._read_state(name)
+        counts, file = self._folder.read_counts(name), self._folder.checkpoint_folder(name) / "checkpoint.pt"
+        state = counts, file.stat().st_mtime_ns if file.exists() else 0
         if state != attempt.state:
             attempt.state, attempt.last_change = state, now
         if not attempt.has_begun:
@@ -157,12 +158,6 @@ class Supervisor:
             attempt.end_reason = f"ended after {limit:g} min without a checkpoint (--stall-timeout)"
         if attempt.end_reason:
             attempt.end()
-
-    def _read_state(self, name: str) -> tuple[DrawCounts | None, int]:
-        """Return a training's count of steps and its checkpoint's modification time, in ns; 0 without one."""
-        checkpoint = self._folder.checkpoint_folder(name) / "checkpoint.pt"
-        saved = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-        return self._folder.read_counts(name), saved
 
     def _warn(self, text: str) -> None:
         if self._log is not None:
