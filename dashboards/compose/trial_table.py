@@ -38,12 +38,10 @@ def trial_table(trials: pd.DataFrame, question: Question, links: Mapping[str, st
     for record in trials.to_dict("records"):
         row: dict[str, Any] = {str(name): value for name, value in record.items()}
         name = str(row.get("trial") or row.get("run_name") or row.get("run_id", ""))
-        cells = [Cell(text=name, link=links.get(str(row.get("run_id")), ""))]
-        cells += [
+        cells = [
+            Cell(text=name, link=links.get(str(row.get("run_id")), "")),
             *(_setting_cell(row[column], column) for column in axis_columns),
             *(_decimal_cell(row[score], score, scale=100, digits=2) for score in scores),
-        ]
-        cells += [
             _epsilon_cell(row),
             Cell(text=guarantee_title(str(row["guarantee"]))),
             *(_setting_cell(row[column], column) for column in columns),

@@ -39,11 +39,12 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
         rows = []
         for run in _find_parents(client, list(experiments), address):
             start_time: pd.Timestamp | NaTType = pd.NaT
-            num_finished, trials = None, []
+            num_finished, finished = None, []
             if run.data.tags[ROLE_TAG] == SWEEP_ROLE:
-                trials = search_runs(client, [run.info.experiment_id], {PARENT_TAG: run.info.run_id})
+                runs = search_runs(client, [run.info.experiment_id], {PARENT_TAG: run.info.run_id})
+                finished = [trial for trial in runs if trial.info.status == "FINISHED"]
                 start_time = pd.Timestamp(run.info.start_time, unit="ms", tz="UTC").floor("s")
-                num_finished = sum(trial.info.status == "FINISHED" for trial in trials)
+                num_finished = len(finished)
             rows.append(
                 {
                     "sweep": run.data.tags[SWEEP_TAG],
@@ -51,7 +52,7 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
                     "status": run.info.status,
                     "started": start_time,
                     "num_finished_trials": num_finished,
-                    "tuned_epsilon": _tuned_epsilon(run, trials),
+                    "tuned_epsilon": _tuned_epsilon(run, finished),
                     "experiment": experiments[run.info.experiment_id],
                 }
             )
@@ -59,10 +60,9 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
     return frame.astype({"num_finished_trials": "Int64"})
 
 
-def _tuned_epsilon(sweep: Run, trials: list[Run]) -> str:
+def _tuned_epsilon(sweep: Run, finished_trials: list[Run]) -> str:
     """Return the recorded ε of the whole sweep, with a remark if it is only planned or not of all trials."""
     epsilon = str(sweep.data.tags.get("tuned_epsilon", "none"))
-    finished_trials = [trial for trial in trials if trial.info.status == "FINISHED"]
     if epsilon == "none" or sweep.data.tags[ROLE_TAG] == SEALED_ROLE:
         return epsilon
     if not finished_trials:
