@@ -40,11 +40,9 @@ def print_link(text: str, link: str) -> None:
 
 def print_notes(plan: SweepPlan, *, in_full: bool) -> None:
     """Print a plan's notes; the notes that every sweep has are printed only if `in_full`."""
-    for note in plan.notes:
+    for note in (*plan.notes, *plan.advice):
         if in_full or note not in plan.usual_notes:
             print_line(f"note: {note}")
-    for note in plan.advice:
-        print_line(f"note: {note}")
 
 
 def print_plan(plan: SweepPlan, *, in_full: bool) -> None:

@@ -70,10 +70,8 @@ class SlotFiles:
         """
         path = self.path(capacity)
         self._file_contents[capacity] = content = _content(path)
-        if content is None:
-            return SlotTable.empty(capacity).holding(ids, SecureGenerator())
         try:
-            table = SlotTable.from_bytes(content)
+            table = SlotTable.empty(capacity) if content is None else SlotTable.from_bytes(content)
         except DataError as error:
             raise StorageError(f"{path} is not a readable slot table. Restore it") from error
         if table.capacity != capacity:
