@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -30,7 +28,7 @@ from sweeps.service.planning.sweep_cost import cost_of, cost_tags
 from sweeps.service.planning.trial_configs import check_networks, trial_configs
 from sweeps.service.planning.trials import Point, Trial, is_proven
 from sweeps.service.planning.unused_options import unread_note, unread_options
-from sweeps.service.storage.sweep_folder import config_hash
+from sweeps.service.storage.sweep_folder import config_hash, content_hash
 from trainers.config.networks import PrivateStart
 from trainers.config.nodes import EvaluationConfig
 from trainers.config.training import TrainingConfig
@@ -129,14 +127,13 @@ class SweepPlan:
         """
         release = self.release
         is_secure = self.source.are_private or any(trial.config.secure_noise for trial in self.trials)
-        content = data_facts(self.source, self.data) | {
+        facts = {
             "trials": [[trial.name, self.hashes[trial.name]] for trial in self.trials],
             "cryptographic stream": is_secure,
             "release": None if release.is_open else asdict(release),
             "earlier": [earlier.sweep_id for earlier in self.earlier] or None,
         }
-        text = json.dumps(content, sort_keys=True, default=str)
-        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+        return content_hash(data_facts(self.source, self.data) | facts)
 
     def params(self) -> dict[str, Any]:
         """Return the parent run's params: values that all trials share, question, number of trials, fit."""

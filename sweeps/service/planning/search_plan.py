@@ -34,8 +34,6 @@ The statement of such a search states this condition.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -48,7 +46,7 @@ from sweeps.service.planning.inputs import PlanInputs, num_records
 from sweeps.service.planning.plan import SweepPlan, build_plan, trial_at
 from sweeps.service.planning.space import EPSILON, SearchOptions, Space, without_invalid
 from sweeps.service.planning.trials import Point, Trial, is_proven
-from sweeps.service.storage.sweep_folder import config_hash, differences_text
+from sweeps.service.storage.sweep_folder import config_hash, content_hash, differences_text
 from trainers.config.networks import NetworkOptions
 from trainers.config.tree import leaves
 from trainers.data.dataset import TrainingData
@@ -78,9 +76,9 @@ class SearchPlan(SweepPlan):
         """Return the fingerprint of the sweep, including the space, the sampler and the objectives."""
         space = [astuple(axis) for axis in self.space.axes]
         names = [self.options.earlier] if self.options.earlier else []
-        content = [super().fingerprint, space, self.options.sampler, self.options.objectives, *names]
-        text = json.dumps(content)
-        return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
+        return content_hash(
+            [super().fingerprint, space, self.options.sampler, self.options.objectives, *names]
+        )
 
     def params(self) -> dict[str, Any]:
         """Return the params of the parent run: the params that all trials share, and the search's own."""

@@ -337,7 +337,12 @@ def config_hash(config: TrainingConfig) -> str:
     """Return a hash of a trial's configuration, without its performance options, for its stored result."""
     values = asdict(config) | {"warm_start": config.warm_start_sha256}
     del values["performance"], values["secure_noise"]  # for private data True and None are the same
-    text = json.dumps(values, sort_keys=True, default=str)
+    return content_hash(values)
+
+
+def content_hash(content: Any) -> str:
+    """Return a hash of values that JSON holds."""
+    text = json.dumps(content, sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
