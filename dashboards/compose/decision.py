@@ -437,5 +437,4 @@ def _solve_t(share: Callable[[Array], Array], degrees: float, level: float, corr
         shares = share(value * scales + math.sqrt(correlation) * nodes)
         return float((shares @ weights).mean() / weights.sum()) - level
 
-    root: float = brentq(excess, 0.0, 1e4, xtol=1e-4) if excess(0.0) > 0 else 0.0
-    return root
+    return float(brentq(excess, 0.0, 1e4, xtol=1e-4)) if excess(0.0) > 0 else 0.0

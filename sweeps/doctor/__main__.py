@@ -53,8 +53,7 @@ def doctor(
 
 def main() -> int:
     """Run the checks, and return the exit code."""
-    code: int = run_command(doctor, prog="python -m sweeps.doctor")
-    return code
+    return int(run_command(doctor, prog="python -m sweeps.doctor"))
 
 
 if __name__ == "__main__":

@@ -53,8 +53,7 @@ def settle_command(
 
 def main() -> int:
     """Run the command line."""
-    code: int = run_command(settle_command, prog="python -m sweeps.settle", description=__doc__)
-    return code
+    return int(run_command(settle_command, prog="python -m sweeps.settle", description=__doc__))
 
 
 if __name__ == "__main__":
