@@ -46,7 +46,7 @@ def show_help(
             section = [pair for pair in options if pair[0].option not in varied]
             total += len(section)
             if shown := [pair for pair in section if is_full or _comes_first(pair[0])]:
-                groups.append((name, _group(name, shown, _first_line(node))))
+                groups.append((name, _group(name, shown, (inspect.getdoc(node) or "").partition("\n")[0])))
     hint = "" if is_full else f"\n\n--help-all shows all {total} options."
     with contextlib.suppress(SystemExit), errors_in_one_line(["--help"]):  # tyro exits after it prints help
         tyro.cli(
@@ -81,10 +81,6 @@ def _sections(title: str, tree: Any) -> list[tuple[str, object, _Section]]:
             sections[name] = (name, getattr(tree, name), [])
         sections[name][2].append((leaf, leaf.of(tree)))
     return list(sections.values())
-
-
-def _first_line(node: object) -> str:
-    return (inspect.getdoc(node) or "").partition("\n")[0]
 
 
 def _comes_first(leaf: Leaf) -> bool:

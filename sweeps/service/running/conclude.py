@@ -38,9 +38,9 @@ class Conclusion:
       answer: the sweep's answer (the recommended setting and why); None without scores.
     """
 
-    statement: PrivacyStatement | None
-    is_stated: bool
-    answer: Answer | None
+    statement: PrivacyStatement | None = None
+    is_stated: bool = True
+    answer: Answer | None = None
 
 
 def conclude(

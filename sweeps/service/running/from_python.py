@@ -93,8 +93,7 @@ def run(
         for point in outcome.points
         for repeat in range(options.service.repeats)
     }
-    default = default_score(options.data.modality, options.mechanism.method)
-    best_by = score or default
+    best_by = score or default_score(options.data.modality, options.mechanism.method)
     return _result(outcome, best_by if isinstance(best_by, str) else OwnScore("score", best_by), settings)
 
 

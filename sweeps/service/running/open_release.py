@@ -44,7 +44,7 @@ class OpenRelease:
 
     Attributes:
       trials: the sweep's trials, with their results.
-      conclusion: the statement and answer; None until the sweep has ended without interruption.
+      conclusion: the statement and answer; without both until the sweep has ended without interruption.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class OpenRelease:
         self.plan, self.folder = sweep.plan, sweep.folder
         self.budget, self.service = sweep.budget, sweep.service
         self.trials = sweep.policy.start(sweep.plan, sweep.folder, sweep.calibrations)
-        self.conclusion: Conclusion | None = None
+        self.conclusion = Conclusion()
         self._excluded: dict[str, str] = {}
         self._log = SweepLog(sweep.folder.path)
         self.mlflow = MlflowListener(sweep, self.trials, tracker)

@@ -141,7 +141,8 @@ def prepare_sweep(
     options = replace(options, mechanism=registered)
     root = _checked_root(options.storage)
     uri = tracking_address(options.storage.tracking_uri, root)
-    print_line(f"storage: {root}{_resumed_text(options.storage)}")
+    is_resumed = options.storage.resume and options.storage.name is not None
+    print_line(f"storage: {root}{f'; resuming {options.storage.name}' if is_resumed else ''}")
     _check_server(uri)
     doing("loading the data and calibrating the noise")
     slot_files = SlotFiles.of(data, root, has_ledger=ledger is not None)
@@ -268,10 +269,6 @@ def _checked_root(storage: StorageOptions) -> Path:
     if storage.name is not None:
         check_not_running(named_folder(root, storage.name))
     return root
-
-
-def _resumed_text(storage: StorageOptions) -> str:
-    return f"; resuming {storage.name}" if storage.resume and storage.name is not None else ""
 
 
 def _check_server(uri: str) -> None:

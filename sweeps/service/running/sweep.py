@@ -107,15 +107,14 @@ def execute(
             release = OpenRelease(sweep, tracker, figure)
             with release.mlflow.outbox:
                 code = drive(sweep, release)
-            end = release.conclusion
             return Outcome(
                 code=code,
                 plan=plan,
                 points=points,
                 folder=folder,
                 results=release.trials.results(),
-                statement=None if end is None else end.statement,
-                answer=None if end is None else end.answer,
+                statement=release.conclusion.statement,
+                answer=release.conclusion.answer,
             )
 
 
