@@ -466,17 +466,11 @@ def run_on_proxy(
     trials = planned_trials(
         replace(inputs, points=points, options=replace_options(inputs.options, repeats=1))
     )
+    mechanisms, data = [trial.config.mechanism for trial in trials], options.data
     noisy_points = [
-        replace(
-            point,
-            changes={
-                **{name: value for name, value in point.changes.items() if name != "epsilon"},
-                "noise_multiplier": trial.config.mechanism.noise_multiplier,
-            },
-        )
-        for point, trial in zip(points, trials, strict=True)
+        replace(point, changes={**point.changes, "epsilon": None, "noise_multiplier": each.noise_multiplier})
+        for point, each in zip(points, mechanisms, strict=True)
     ]
-    mechanism, data = trials[0].config.mechanism, options.data
     evaluation = replace(
         options.evaluation, score_on_held_out=0.0, score_noise_multiplier=None, snr_noise_multiplier=None
     )
@@ -503,7 +497,7 @@ def run_on_proxy(
         "num_records_public": None,
         "sampling_prob": None,
         "tan_factor": 1.0,
-        "expected_batch_size": mechanism.expected_batch_size,
+        "expected_batch_size": mechanisms[0].expected_batch_size,
         "total_epsilon": None,
     }
     print_line(f"{count(len(points), 'setting')} on public data, {proxy_options.data.dataset}:")
