@@ -118,13 +118,12 @@ def _sort_key(key: dict[str, Any], colour_by: str) -> tuple[Any, ...]:
     """Return a sort key: ε from ∞ down, methods as in the tables, and other numbers from large to small."""
     epsilon = key.get("target_epsilon", 0.0)
     method = str(key.get("method", ""))
-    position = method_position(method)
+    by_method = (method_position(method), method)
     ranks = [natural_key(v) if isinstance(v, str) else -float(v) for k, v in key.items() if k not in _RANKED]
     guarantee = (key["guarantee"] == PROVEN, key["guarantee"])
-    by_epsilon = (-epsilon,)
-    return (position, method, *by_epsilon, guarantee, *ranks) if colour_by == "method" else (
-        *by_epsilon, guarantee, position, method, *ranks
-    )  # fmt: skip
+    if colour_by == "method":
+        return (*by_method, -epsilon, guarantee, *ranks)
+    return (-epsilon, guarantee, *by_method, *ranks)
 
 
 def _varies(trials: pd.DataFrame, name: str, *, within_methods: bool) -> bool:

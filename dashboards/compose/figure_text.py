@@ -93,20 +93,16 @@ def _dataset_name(trials: pd.DataFrame) -> str:
 
 def subtitle(trials: pd.DataFrame, question: Question) -> str:
     """Return the settings σ, B, T, S, τ, C, network and LoRA rank, without the one on the axis."""
-    private = trials[trials["guarantee"] == PROVEN]
+    private, column = trials[trials["guarantee"] == PROVEN], question.axis.column
     parts = []
-    if has_values(private, "noise_multiplier") and question.axis.column != "noise_multiplier":
+    if has_values(private, "noise_multiplier") and column != "noise_multiplier":
         noise = [
-            (f"{_range(rows, 'noise_multiplier', '.3g')}", value_text(epsilon))
+            f"{_range(rows, 'noise_multiplier', '.3g')} at ε = {value_text(epsilon)}"
             for epsilon, rows in private.groupby("target_epsilon")
         ]
-        if 1 < len(noise) <= 3:
-            parts.append("σ = " + "; ".join(f"{s} at ε = {e}" for s, e in noise))
-        else:
-            parts.append("σ = " + _range(private, "noise_multiplier", ".3g"))
-    if {"sampling_prob", "num_records_public"} <= set(
-        trials
-    ) and question.axis.column != "expected_batch_size":
+        has_few = 1 < len(noise) <= 3
+        parts.append(f"σ = {'; '.join(noise) if has_few else _range(private, 'noise_multiplier', '.3g')}")
+    if {"sampling_prob", "num_records_public"} <= set(trials) and column != "expected_batch_size":
         batch = trials.assign(batch=(trials["sampling_prob"] * trials["num_records_public"]).round(1))
         parts.append(f"B = {_range(batch, 'batch')} expected")
     settings = (
@@ -114,7 +110,7 @@ def subtitle(trials: pd.DataFrame, question: Question) -> str:
         ("network_name", "network"),
     )
     for name, sign in settings:
-        if has_values(trials, name) and name != question.axis.column:
+        if has_values(trials, name) and name != column:
             rows = private if name == "l2_clip_norm" and len(private) else trials
             parts.append(f"{sign} = {_range(rows, name)}")
     if has_values(trials, "lora_rank") and trials["lora_rank"].min() > 0:

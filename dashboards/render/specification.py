@@ -50,6 +50,7 @@ _SYMBOL = {
     "shape": {"field": "shape", "scale": None, "legend": None},
     "size": {"field": "size", "type": "quantitative", "scale": None, "legend": None},
 }
+_MARKER: Json = {"type": "point", "opacity": 1, "strokeWidth": 1.2}
 
 
 def page_specification(content: Content) -> Json:
@@ -332,8 +333,7 @@ def _markers(panel: Panel, axes: _Axes, faded: Json) -> list[Json]:
     """Return the markers, and invisible markers for hovering if a curve has none."""
     name = panel.axis.label if panel.axis.categorical else panel.axis.symbol
     encoding = axes.across("place") | axes.values("value") | _tooltip({"name": name})
-    marker: Json = {"type": "point", "opacity": 1, "strokeWidth": 1.2}
-    layers = [_layer("datum.marked", marker, encoding | _SYMBOL | faded)]
+    layers = [_layer("datum.marked", _MARKER, encoding | _SYMBOL | faded)]
     if any(drawn.band or not drawn.style.marker for drawn in panel.curves):
         target = {"type": "point", "opacity": 0, "filled": True, "size": 60}
         layers.append(_layer("!datum.marked", target, encoding))
@@ -373,11 +373,7 @@ def _legend(heading: str, entries: Sequence[Style | Reference], selection: str) 
         "title": {"text": heading, "anchor": "start", "frame": "group", "fontSize": 9.5},
         "layer": [
             _layer("isValid(datum.dash)", {"type": "rule", "strokeWidth": 1.7}, line),
-            _layer(
-                "datum.marked",
-                {"type": "point", "opacity": 1, "strokeWidth": 1.2},
-                down | {"x": {"value": 14.5}} | _SYMBOL,
-            ),
+            _layer("datum.marked", _MARKER, down | {"x": {"value": 14.5}} | _SYMBOL),
             {
                 "params": [{"name": selection, "select": {"type": "point", "fields": ["curve"]}}],
                 "mark": text,
