@@ -48,7 +48,10 @@ def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
         ("shards", options.mechanism.shards, "so that a record is at the same worker in all of them"),
     )
     private, is_open = options.data.are_private, options.release.is_open
-    restart_steps = num_restart_steps(options)
+    restart_steps, has_ledger = (
+        num_restart_steps(options),
+        ledger_url(options.data, options.ledger) is not None,
+    )
     for point in inputs.points:
         for name, sweep_value, why in shared_options:
             if point.changes.get(name, sweep_value) != sweep_value:
@@ -68,7 +71,7 @@ def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
                 f"private data need a proven method; {method.name} is as-published: its guarantee does not "
                 "hold. `python -m dpgcl_core.methods` lists the proven methods."
             )
-        if private and training.mechanism.tan_factor > 1 and ledger_url(options.data, options.ledger) is None:
+        if private and training.mechanism.tan_factor > 1 and not has_ledger:
             raise ConfigError(
                 "tan_factor trains at a separate ε, far above the target, and on private data this ε must be "
                 "charged. Set --ledger, which reserves it, or search on public data."
@@ -81,7 +84,7 @@ def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
             calibration_folder=inputs.calibration_folder,
             image_shape=image_shape_of(data.train),
             num_classes=num_public_classes(data),
-            charged_to=_charged_to(options),
+            charged_to=options.ledger.dataset_id if private and has_ledger else None,
         )
         check_release(config, data)
         if task_of(config).learns_labels and isinstance(data.train, Records) and data.train.labels is None:
@@ -129,12 +132,6 @@ def _first_of_each(
     for config in configs:
         first_configs.setdefault(key(config), config)
     return list(first_configs.values())
-
-
-def _charged_to(options: SweepOptions) -> str | None:
-    """Return the data set's id in the ledger that private trainings are charged to; None without a ledger."""
-    is_charged = options.data.are_private and ledger_url(options.data, options.ledger) is not None
-    return options.ledger.dataset_id if is_charged else None
 
 
 def _device(options: SweepOptions) -> str:
