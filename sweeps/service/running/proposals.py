@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import optuna
-from optuna.samplers import BaseSampler, RandomSampler
+from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from sweeps.service.planning.samplers import SAMPLERS
@@ -54,7 +54,9 @@ class Proposals:
 
     def suggest(self) -> dict[str, Any]:
         """Propose the next trial: return its values by option."""
-        self._study.sampler = self._sampler(self._num_observations + self.num_suggestions)
+        entropy = self._options.service.seed, self._num_observations + self.num_suggestions
+        seed = int(np.random.SeedSequence(entropy).generate_state(1)[0])
+        self._study.sampler = SAMPLERS[self._options.sampler](self._options.num_trials, seed)
         return self._values(self._study.ask(self._distributions).params)
 
     def repeat(self, values: Mapping[str, Any]) -> None:
@@ -100,10 +102,6 @@ class Proposals:
 
     def _values(self, proposed: Mapping[str, Any]) -> dict[str, Any]:
         return {axis.option: axis.value(proposed[axis.option]) for axis in self._space.axes}
-
-    def _sampler(self, number: int) -> BaseSampler:
-        seed = np.random.SeedSequence((self._options.service.seed, number)).generate_state(1)[0]
-        return SAMPLERS[self._options.sampler](self._options.num_trials, int(seed))
 
 
 def _distribution(axis: Axis) -> Any:
