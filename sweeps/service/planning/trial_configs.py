@@ -48,10 +48,8 @@ def trial_configs(inputs: PlanInputs) -> list[tuple[Point, TrainingConfig]]:
         ("shards", options.mechanism.shards, "so that a record is at the same worker in all of them"),
     )
     private, is_open = options.data.are_private, options.release.is_open
-    restart_steps, has_ledger = (
-        num_restart_steps(options),
-        ledger_url(options.data, options.ledger) is not None,
-    )
+    restart_steps = num_restart_steps(options)
+    has_ledger = ledger_url(options.data, options.ledger) is not None
     for point in inputs.points:
         for name, sweep_value, why in shared_options:
             if point.changes.get(name, sweep_value) != sweep_value:
