@@ -49,7 +49,8 @@ def request_of(options: PlannerOptions) -> PlanRequest:
     num_weights, rate, seconds_per_step = options.num_weights, options.records_per_second, 0.0
     memory = dict[GroupSize, float]()
     if num_weights is None or rate is None:
-        sizes = _group_sizes(options)
+        takes_size = method_named(options.mechanism.method).takes_group_size
+        sizes = list(dict.fromkeys(options.group_sizes)) if takes_size else [BATCH]
         shape, config = image_shape_of(options), _config(options, sizes[len(sizes) // 2])
         threads = config.performance.threads_per_worker
         torch.set_num_threads(threads)
@@ -138,18 +139,13 @@ def num_records_of(options: PlannerOptions) -> int:
     return options.mechanism.num_records_public
 
 
-def _group_sizes(options: PlannerOptions) -> tuple[GroupSize, ...]:
-    has_sizes = method_named(options.mechanism.method).takes_group_size
-    return tuple(dict.fromkeys(options.group_sizes)) if has_sizes else (BATCH,)
-
-
 def _config(options: PlannerOptions, size: GroupSize) -> TrainingConfig:
     """Return a training of this group size, with placeholders for noise and batch, which a plan chooses."""
     num_records = num_records_of(options)
     batch = min(num_records, max(_TIMED_BATCH_SIZE, 4 * int(size)) if size != BATCH else _TIMED_BATCH_SIZE)
     training = replace_options(
         options.training(),
-        group_size=size if method_named(options.mechanism.method).takes_group_size else BATCH,
+        group_size=size,
         expected_batch_size=batch,
         num_steps=max(options.num_steps_grid),
         epsilon=None,
