@@ -170,9 +170,8 @@ class MlflowListener:
             return lost_metrics
         key = (trial_class(trial, counts), trial.config.mechanism.target_delta)
         if key not in self._cross_check_values:
-            values = cross_checks(*key)
             self._cross_check_values[key] = {
-                name: value for name, value in values.items() if math.isfinite(value)
+                name: value for name, value in cross_checks(*key).items() if math.isfinite(value)
             }
         return self._cross_check_values[key] | lost_metrics
 

@@ -173,13 +173,11 @@ class SearchTrials(SweepTrials):
     def begin(self) -> None:
         """Report the trials that earlier processes ended to the sampler, and complete the stored study."""
         results, excluded = self.results(), self.excluded()
-        for ended_names in (results, excluded):
-            for trial in self._to_repeat:
-                if trial.name in ended_names:
-                    metrics = results[trial.name]["metrics"] if trial.name in results else None
-                    self._proposals.record_scores(trial.params["trial_number"], metrics)
-        all_ended = results.keys() | excluded.keys()
-        self._to_repeat = [trial for trial in self._to_repeat if trial.name not in all_ended]
+        ended = [trial for names in (results, excluded) for trial in self._to_repeat if trial.name in names]
+        for trial in ended:
+            metrics = results[trial.name]["metrics"] if trial.name in results else None
+            self._proposals.record_scores(trial.params["trial_number"], metrics)
+        self._to_repeat = [trial for trial in self._to_repeat if trial not in ended]
         self._record(results)
 
     def axes(self, trial: Trial) -> dict[str, Any]:
