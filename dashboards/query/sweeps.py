@@ -56,8 +56,7 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
                     "experiment": experiments[run.info.experiment_id],
                 }
             )
-    frame = pd.DataFrame(rows)
-    return frame.astype({"num_finished_trials": "Int64"})
+    return pd.DataFrame(rows).astype({"num_finished_trials": "Int64"})
 
 
 def _tuned_epsilon(sweep: Run, finished_trials: list[Run]) -> str:

@@ -236,11 +236,10 @@ def _start(options: Mapping[str, Any], scratch: Path) -> None:
     for _ in range(_MAX_TRIES):  # a busy machine may need longer than Ray waits for its own processes
         try:
             ray.init(**options)
+            return
         except Exception as error:  # Ray raises plain Exceptions, too
             _check_versions(str(error))
             problem = text_of_error(error, os.environ.get("RAY_ADDRESS", ""))
-        else:
-            return
         ray.shutdown()
         _end_processes_of(scratch)
     raise ClusterError(
@@ -284,10 +283,9 @@ def _check_address() -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=10).close()
+        return
     except (OSError, ValueError, OverflowError) as error:
         problem = text_of_error(error, address)
-    else:
-        return
     raise ConfigError(
         "RAY_ADDRESS must be the host:port of a cluster that answers, or unset for a private Ray; "
         f"got {masked(address)!r} ({problem})"

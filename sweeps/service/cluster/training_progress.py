@@ -96,10 +96,8 @@ class SweepWatch:
         stages = [f"{name}: {run.stage(in_tenths=in_tenths)}" for name, run in running[:_MAX_NAMED]]
         remainder = [f"{len(running) - _MAX_NAMED} more running"] if len(running) > _MAX_NAMED else []
         num_done_text, *time_left = self._summary(now)
-        time_left = time_left if self._shows_times else []
-        return "; ".join(
-            [num_done_text, *(stages or ["waiting for the first Ray process"]), *remainder, *time_left]
-        )
+        stages = stages or ["waiting for the first Ray process"]
+        return "; ".join([num_done_text, *stages, *remainder, *(time_left if self._shows_times else [])])
 
     def summary(self, now: float) -> str:
         """Return the number of trials done and the time left, as text."""
