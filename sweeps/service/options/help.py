@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
 from dpgcl_core.command_line import errors_in_one_line
 from sweeps.service.options.start import Start
+from sweeps.service.options.sweep_options import SweepOptions, varied_by
 from trainers.config.tree import Leaf, leaves
 
 FIRST = (
@@ -23,30 +23,23 @@ _Section = list[tuple[Leaf, Any]]
 """Options with their values."""
 
 
-def show_help(
-    trees: Mapping[str, Any],
-    description: str | None,
-    varied: Collection[str],
-    *,
-    is_full: bool,
-) -> None:
-    """Print options in groups, with their values as defaults.
+def show_help(start: Start, options: SweepOptions, description: str | None, *, is_full: bool) -> None:
+    """Print options in groups, with their values as defaults, without options that axes take the place of.
 
     Args:
-      trees: option trees by title; the title is that of options outside all nodes, such as a sweep's axes.
+      start: the options that others start from.
+      options: a sweep's options.
       description: the program's description.
-      varied: options to leave out, because axes take their place.
       is_full: print all options, not only axes and the options in `FIRST`.
     """
     import tyro  # imported late: only command lines need it
 
-    groups, total = list[Any](), 0
-    for title, tree in trees.items():
-        for name, node, options in _sections(title, tree):
-            section = [pair for pair in options if pair[0].option not in varied]
-            total += len(section)
-            if shown := [pair for pair in section if is_full or _comes_first(pair[0])]:
-                groups.append((name, _group(name, shown, (inspect.getdoc(node) or "").partition("\n")[0])))
+    groups, total, varied = list[Any](), 0, varied_by(type(options))
+    for name, node, pairs in (*_sections("start", start), *_sections("axes", options)):
+        section = [pair for pair in pairs if pair[0].option not in varied]
+        total += len(section)
+        if shown := [pair for pair in section if is_full or _comes_first(pair[0])]:
+            groups.append((name, _group(name, shown, (inspect.getdoc(node) or "").partition("\n")[0])))
     hint = "" if is_full else f"\n\n--help-all shows all {total} options."
     with contextlib.suppress(SystemExit), errors_in_one_line(["--help"]):  # tyro exits after it prints help
         tyro.cli(

@@ -82,8 +82,7 @@ def _parse_words(
     file = None if start.config is None else read_options(kind, start.config)
     options = replace_options(_starting_point(kind, start, file, overrides), **overrides)
     if help_flags:
-        trees = {"start": start, "axes": options}
-        show_help(trees, description, varied_by(kind), is_full="--help-all" in help_flags)
+        show_help(start, options, description, is_full="--help-all" in help_flags)
         raise SystemExit(0)
     if announces and not options.service.is_quiet:
         print(f"{Path(sys.argv[0]).stem.replace('_', ' ')}: loading …", flush=True)
