@@ -53,7 +53,7 @@ def points(options: ArchitecturesOptions) -> list[Point]:
         label = f"{Path(name).stem}-{len(grid)}" if "/" in name else name
         if any(point.changes["network"] == name for point in grid):
             raise ConfigError(f"networks must have different names, which the figure shows; got {name} twice")
-        grid += at(options.mechanism, label, changes, non_private=options.non_private)
+        grid += at(options, label, changes)
     return grid
 
 

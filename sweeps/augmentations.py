@@ -48,7 +48,7 @@ def points(options: AugmentationsOptions) -> list[Point]:
     images = options.image_augmentations
     for name, changes in combinations(options.views, options.text_views, images, texts).items():
         params = {"augmentation": name.replace("_", " ")}
-        grid += at(options.mechanism, name, changes, params, non_private=options.non_private)
+        grid += at(options, name, changes, params)
     return grid
 
 

@@ -50,7 +50,7 @@ class ClassifyOptions(SweepOptions, tiny={"epsilons": (10.0,), "layers": TRAINED
 
 def points(options: ClassifyOptions) -> list[Point]:
     """Return one point per choice of trained layers and ε."""
-    points_at = partial(at, options.mechanism, non_private=options.non_private, epsilons=options.epsilons)
+    points_at = partial(at, options, epsilons=options.epsilons)
     choices = dict.fromkeys(options.layers)
     return [point for layers in choices for point in points_at(layers, {"trained_layers": layers})]
 

@@ -52,9 +52,7 @@ class ConvergenceOptions(
 
 def points(options: ConvergenceOptions) -> list[Point]:
     """Return one point per method and group size."""
-    return of_methods(
-        options.mechanism, options.methods, group_sizes=options.group_sizes, non_private=options.non_private
-    )
+    return of_methods(options, options.methods, group_sizes=options.group_sizes)
 
 
 def main() -> int:

@@ -62,8 +62,7 @@ def points(options: GroupSizeOptions) -> list[Point]:
     for size in dict.fromkeys(options.group_sizes):
         for count in dict.fromkeys(options.num_augmentations_grid or (options.objective.num_augmentations,)):
             label, changes = f"S{size}-Na{count}", {"group_size": size, "num_augmentations": count}
-            non_private, epsilons = options.non_private, options.epsilon_grid
-            grid += at(options.mechanism, label, changes, non_private=non_private, epsilons=epsilons)
+            grid += at(options, label, changes, epsilons=options.epsilon_grid)
     return of_samplings(grid, options.sampling_grid)
 
 

@@ -54,7 +54,7 @@ def points(options: LoraLayersOptions) -> list[Point]:
         require_choice("choice of layers", name, LAYERS)
         changes = {"lora_targets": tuple(name.lower().split("+")), "lora_rank": rank}
         params = {"lora_layers": name}
-        grid += at(options.mechanism, name, changes, params, non_private=options.non_private)
+        grid += at(options, name, changes, params)
     return grid
 
 

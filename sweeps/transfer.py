@@ -49,9 +49,7 @@ class TransferOptions(
 
 def points(options: TransferOptions) -> list[Point]:
     """Return one point per method and ε."""
-    return of_methods(
-        options.mechanism, options.methods, epsilons=options.epsilons, non_private=options.non_private
-    )
+    return of_methods(options, options.methods, epsilons=options.epsilons)
 
 
 def main() -> int:

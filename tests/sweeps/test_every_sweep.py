@@ -22,7 +22,6 @@ from sweeps.service.script_runner import run_question
 from tests.sweeps.screen import screen_of, shown_in_terminal
 from tests.sweeps.support import ROOT, plan_of, run_script, train_here, write_npz
 from trainers import ray_worker
-from trainers.config.settings import MechanismOptions
 from trainers.training.loop import TrainingData
 
 SCRIPTS = sorted(
@@ -182,10 +181,9 @@ def test_every_noise_multiplier_has_the_epsilon_that_it_spends_as_its_target(tmp
 
 def test_points_of_methods_give_each_method_what_it_takes() -> None:
     points = of_methods(
-        MechanismOptions(),
+        GroupSizeOptions(),
         ("dp_gcl", "logit_dp", "byol_groups", "non_private"),
         group_sizes=(2, 4),
-        non_private=True,
     )
     assert [point.label for point in points] == [
         *("dp_gcl-S2-private", "dp_gcl-S2-epsinf", "dp_gcl-S4-private", "dp_gcl-S4-epsinf"),

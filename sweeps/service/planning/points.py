@@ -16,7 +16,6 @@ from sweeps.service.planning.trials import Point
 from sweeps.service.storage.sweep_names import fit_for_name
 from trainers.config.networks import NetworkOptions
 from trainers.config.presets import OWN_NETWORKS
-from trainers.config.settings import MechanismOptions
 
 _NO_NOISE = "epsinf"
 
@@ -36,39 +35,40 @@ def along(options: SweepOptions) -> list[Point]:
     """
     (axis,) = (axis_field for axis_field in dataclasses.fields(options) if axis_field.metadata.get(SYMBOL))
     option, symbol = axis.metadata[VARIES], axis.metadata[SYMBOL]
-    non_private = getattr(options, "non_private", False)
     points: list[Point] = []
     for value in dict.fromkeys(getattr(options, axis.name)):
-        points += at(options.mechanism, f"{symbol}{value:g}", {option: value}, non_private=non_private)
+        points += at(options, f"{symbol}{value:g}", {option: value})
     return points
 
 
 def at(
-    mechanism: MechanismOptions,
+    options: SweepOptions,
     label: str,
     changes: Mapping[str, Any],
     params: Mapping[str, Any] | None = None,
     *,
-    non_private: bool = False,
     epsilons: Sequence[float] = (),
 ) -> list[Point]:
     """Return the points of one setting: private, and on request without noise and clipping.
 
     Args:
-      mechanism: the sweep's own options; ε = ∞ gives a point without noise and clipping, but no private one.
+      options: the sweep's options. Its option `non_private`, if it has one, adds a point without noise and
+        clipping. ε = ∞ gives such a point, too, but no private one.
       label: short name of the setting, changed to fit in a file name.
       changes: option values of the setting.
       params: additional values that MLflow shows for the setting.
-      non_private: also return a point without noise and clipping.
       epsilons: the target ε of each private point, in place of the sweep's own ε.
 
-    >>> [point.label for point in at(MechanismOptions(), "ViT/B", {"network": "ViT/B"}, non_private=True)]
+    >>> @dataclasses.dataclass(frozen=True, kw_only=True)
+    ... class NetworkOptions(SweepOptions):
+    ...     non_private: bool = True
+    >>> [point.label for point in at(NetworkOptions(), "ViT/B", {"network": "ViT/B"})]
     ['ViT-B-private', 'ViT-B-eps-inf']
-    >>> [point.label for point in at(MechanismOptions(), "S4", {"group_size": 4}, epsilons=(1, 3))]
+    >>> [point.label for point in at(SweepOptions(), "S4", {"group_size": 4}, epsilons=(1, 3))]
     ['S4-eps1', 'S4-eps3']
     """
     label, points = fit_for_name(label), list[Point]()
-    for name, noise in _noise_changes(mechanism, epsilons, non_private=non_private).items():
+    for name, noise in _noise_changes(options, epsilons).items():
         end = "eps-inf" if name == _NO_NOISE else name
         points.append(Point(label=f"{label}-{end}", changes={**changes, **noise}, params=params or {}))
     return points
@@ -122,12 +122,11 @@ def changes_for(method: Method) -> dict[str, Any]:
 
 
 def of_methods(
-    mechanism: MechanismOptions,
+    options: SweepOptions,
     methods: Sequence[str],
     *,
     epsilons: Sequence[float] = (),
     group_sizes: Sequence[GroupSize] = (),
-    non_private: bool = False,
 ) -> list[Point]:
     """Return one point per method, ε and, if the method takes one, group size.
 
@@ -135,17 +134,16 @@ def of_methods(
     of one. A method without noise is trained only at ε = ∞.
 
     Args:
-      mechanism: the sweep's mechanism options.
+      options: the sweep's options; `non_private` as in `at`.
       methods: names of methods, see `dpgcl_core.methods`.
       epsilons: values of the target ε; the sweep's own noise by default.
       group_sizes: values of S; the sweep's own value by default.
-      non_private: also return points without noise and clipping.
 
     Raises:
       ConfigError: there is no such method.
 
     >>> names = "dp_gcl", "byol_groups"
-    >>> points = of_methods(MechanismOptions(), names, epsilons=(1.0,), group_sizes=(2, 4))
+    >>> points = of_methods(SweepOptions(), names, epsilons=(1.0,), group_sizes=(2, 4))
     >>> [point.label for point in points]
     ['dp_gcl-S2-eps1', 'dp_gcl-S4-eps1', 'byol_groups-eps1']
     """
@@ -154,7 +152,7 @@ def of_methods(
         changes = changes_for(method)
         has_sizes = method.takes_group_size and "group_size" not in changes
         method_epsilons = epsilons if method.label != "none" else (math.inf,)
-        noises = _noise_changes(mechanism, method_epsilons, non_private=non_private)
+        noises = _noise_changes(options, method_epsilons)
         for size in dict.fromkeys(group_sizes) if has_sizes and group_sizes else (None,):
             label = method.name if size is None else f"{method.name}-S{size}"
             sized_changes = changes if size is None else changes | {"group_size": size}
@@ -163,14 +161,12 @@ def of_methods(
     return points
 
 
-def _noise_changes(
-    mechanism: MechanismOptions, epsilons: Sequence[float], *, non_private: bool
-) -> dict[str, dict[str, float]]:
+def _noise_changes(options: SweepOptions, epsilons: Sequence[float]) -> dict[str, dict[str, float]]:
     """Return the option changes for each ε to train at, by a label's end; ε = ∞ (no noise) comes last."""
     noises = {f"eps{value:g}": {"epsilon": value} for value in epsilons if value != math.inf}
-    if mechanism.epsilon != math.inf and not epsilons:
+    if options.mechanism.epsilon != math.inf and not epsilons:
         noises["private"] = {}
-    if non_private or math.inf in (mechanism.epsilon, *epsilons):
+    if getattr(options, "non_private", False) or math.inf in (options.mechanism.epsilon, *epsilons):
         noises[_NO_NOISE] = {"epsilon": math.inf}
     return noises
 
