@@ -283,9 +283,7 @@ def scaling_stages(
     epsilons = options.tuning.small_epsilons or tuple(float(f"{share * total:g}") for share in SMALL_SHARES)
     small = [at_epsilon(point, epsilon) for epsilon in epsilons for point in candidates]
     final = replace_options(options, seed=options.service.seed + 1)
-    policy = SmallTrainings(
-        has_answer=False, question=question, options=final, points=candidates[:1], candidates=candidates
-    )
+    policy = SmallTrainings(question=question, options=final, points=candidates[:1], candidates=candidates)
     return small, policy
 
 
@@ -324,7 +322,6 @@ def _tune_at_small_epsilons(
         return [choice.point]
 
     return run_two_sweeps(
-        question,
         options,
         small,
         policy,

@@ -57,6 +57,7 @@ class FirstOfTwo(TrialPolicy):
     question: str
     options: SweepOptions
     points: Sequence[Point]
+    has_answer: bool = False
 
     def trials(self, inputs: PlanInputs) -> Sequence[Trial]:
         """Return the trials of both sweeps."""
@@ -130,7 +131,6 @@ class SecondOfTwo(TrialPolicy):
 
 
 def run_two_sweeps(
-    question: str,
     options: SweepOptions,
     first_points: Sequence[Point],
     first: FirstOfTwo,
@@ -142,7 +142,6 @@ def run_two_sweeps(
     """Run two sweeps on the same records, the second on points that the first one's results chose.
 
     Args:
-      question: the name of the second sweep's question.
       options: the user's options; `name` names the second sweep, and the first sweep's name adds `-tuning`.
       first_points: the points of the first sweep.
       first: the policy of the first sweep, with the provisional points of the second.
@@ -162,7 +161,7 @@ def run_two_sweeps(
         )
     first_options = with_name(replace_options(options, repeats=1), f"{name}{TUNING_SUFFIX}")
     tuning = execute(
-        f"{question}-tuning", first_options, first_points, None, policy=first, repeat_options=options
+        f"{first.question}-tuning", first_options, first_points, None, policy=first, repeat_options=options
     )
     if tuning.code or options.service.dry_run:
         return tuning
@@ -170,7 +169,7 @@ def run_two_sweeps(
     if (fit := tuning.plan.fit) is not None and fit.epsilon is not None:
         second = replace_options(second, epsilon=fit.epsilon)
     return execute(
-        question,
+        first.question,
         second,
         choose(tuning),
         figure,
@@ -242,10 +241,9 @@ def run_tuned_sweep(
     second = replace_options(options, seed=options.service.seed + 1)
     grid_text = "; ".join(", ".join(f"{name} = {value:g}" for name, value in each.items()) for each in grid)
     return run_two_sweeps(
-        question,
         options,
         [point for points in settings.values() for point in points],
-        FirstOfTwo(has_answer=False, question=question, options=second, points=provisional_points),
+        FirstOfTwo(question=question, options=second, points=provisional_points),
         choose,
         figure,
         choice=f"Each row's setting is the best of the same grid ({grid_text}).",
