@@ -302,7 +302,7 @@ def _tune_at_small_epsilons(
     small, policy = scaling_stages(question, options, candidates)
     has_begun = with_name(options, f"{options.storage.name}{TUNING_SUFFIX}").storage.resume
     if options.data.proxy is not None and not has_begun:
-        checked = _check_rule_on_proxy(question, options, candidates, small, policy)
+        checked = _check_rule_on_proxy(options, small, policy)
         if checked.code:
             return checked
 
@@ -410,18 +410,13 @@ def _stored_choice(proxy_folder: SweepFolder, candidates: Sequence[Point]) -> Po
         raise StorageError(f"{path} is lost or damaged; restore it, or choose another --name") from error
 
 
-def _check_rule_on_proxy(
-    question: str,
-    options: SweepOptions,
-    candidates: Sequence[Point],
-    small: Sequence[Point],
-    policy: SmallTrainings,
-) -> Outcome:
+def _check_rule_on_proxy(options: SweepOptions, small: Sequence[Point], policy: SmallTrainings) -> Outcome:
     """Try the scaling rule on public data, where the best candidate at the final ε can be seen.
 
     Raises:
       ConfigError: the rule misses the best learning rate by more than one candidate.
     """
+    question, candidates = policy.question, policy.candidates
     plan, inputs = preview(f"{question}-tuning", options, small, policy)
     assert plan.fit is not None
     epsilon = plan.fit.epsilon
