@@ -48,8 +48,7 @@ def document_of(title: str, body: str, *, scripts: Sequence[str] = ()) -> str:
 
 def policy_of(scripts: Sequence[str]) -> str:
     """Return the Content-Security-Policy of a page with these scripts, as in `document_of`."""
-    sources = [asset(THEME), *map(asset, scripts)]
-    sources += [_library()] if DRAWINGS in scripts else []
+    sources = [asset(THEME), *map(asset, scripts), *([_library()] if DRAWINGS in scripts else [])]
     hashes = " ".join(f"'sha256-{_digest(script)}'" for script in sources)
     # Vega writes its styles into elements; no style can load anything, because nothing may be loaded.
     return (

@@ -7,8 +7,6 @@ import vl_convert
 from dashboards.compose.content import Content
 from dashboards.render.specification import VEGA_LITE, print_specification
 
-DOTS_PER_INCH = 200
-
 
 def pictures_of(content: Content) -> dict[str, bytes]:
     """Return the printed figure by file suffix: ".png", ".svg" and ".pdf"; empty without panels."""
@@ -16,7 +14,7 @@ def pictures_of(content: Content) -> dict[str, bytes]:
         return {}
     svg = vl_convert.vegalite_to_svg(print_specification(content), vl_version=VEGA_LITE)
     return {
-        ".png": vl_convert.svg_to_png(svg, ppi=DOTS_PER_INCH),
+        ".png": vl_convert.svg_to_png(svg, ppi=200),
         ".svg": svg.encode(),
         ".pdf": vl_convert.svg_to_pdf(svg),
     }
