@@ -158,11 +158,6 @@ def run_name(trial: Trial) -> str:
     return f"{name}, seeded: no guarantee" if trial.config.seeded_non_private else name
 
 
-def question_text(plan: SweepPlan) -> str:
-    """Return a sentence with the sweep's question."""
-    return f"Sweep {plan.question} on {plan.source.dataset}."
-
-
 def name_suffix(release: ReleaseOptions) -> str:
     """Return the end of a new sweep's name: a timestamp; for a sealed sweep random, to hide its time."""
     if release.is_open:

@@ -35,10 +35,8 @@ def along(options: SweepOptions) -> list[Point]:
     """
     (axis,) = (axis_field for axis_field in dataclasses.fields(options) if axis_field.metadata.get(SYMBOL))
     option, symbol = axis.metadata[VARIES], axis.metadata[SYMBOL]
-    points: list[Point] = []
-    for value in dict.fromkeys(getattr(options, axis.name)):
-        points += at(options, f"{symbol}{value:g}", {option: value})
-    return points
+    values = dict.fromkeys(getattr(options, axis.name))
+    return [point for value in values for point in at(options, f"{symbol}{value:g}", {option: value})]
 
 
 def at(

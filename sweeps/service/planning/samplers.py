@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-_MAX_RANDOM_STARTS = 10
-
 
 def _tpe(num_trials: int, seed: int) -> BaseSampler:
     """Return the TPE sampler, which learns from the scores of earlier trials."""
     import optuna
 
-    num_random_starts = min(_MAX_RANDOM_STARTS, max(2, num_trials // 4))
+    num_random_starts = min(10, max(2, num_trials // 4))
     with warnings.catch_warnings(action="ignore", category=optuna.exceptions.ExperimentalWarning):
         return optuna.samplers.TPESampler(
             seed=seed, n_startup_trials=num_random_starts, multivariate=True, constant_liar=True

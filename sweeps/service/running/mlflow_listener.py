@@ -12,7 +12,7 @@ from typing import Any
 from dashboards.report.report_content import LEFT_BEFORE
 from dpgcl_core.errors import LedgerError, TrackingError
 from sweeps.service.cluster.stopping import stopped_at
-from sweeps.service.console.terminal import question_text, run_name, warn
+from sweeps.service.console.terminal import run_name, warn
 from sweeps.service.planning.plan import cross_checks
 from sweeps.service.planning.trials import ChargedSteps, Trial, is_proven, trial_class
 from sweeps.service.privacy.sweep_statement import count_draws_of, steps_left_out
@@ -60,7 +60,8 @@ class MlflowListener:
           TrackingError: the server refuses, or does not answer for a minute.
         """
         self.tracker, sweep = self._tracker_future.result(), self._sweep
-        shared = sweep.folder.name, sweep.plan.params(), sweep.plan.tags(), question_text(sweep.plan)
+        question = f"Sweep {sweep.plan.question} on {sweep.plan.source.dataset}."
+        shared = sweep.folder.name, sweep.plan.params(), sweep.plan.tags(), question
         self.parent = patiently(lambda: self.tracker.start_sweep(*shared, sweep_id=sweep.sweep_id), warn)
         if sweep.is_new:
             self._start_metrics = {}

@@ -32,7 +32,6 @@ from trainers.config.tree import replace_options
 TrialsOf = Callable[[SweepOptions], Sequence[Trial]]
 """Returns all trials of a sweep with these options, ordered by repeat: all points once, then again."""
 _OVER_LIMIT = 1 + 1e-9
-_LEAST_SCALE = 1e-4
 _OTHERS = " without an ε of its own"
 
 
@@ -137,7 +136,7 @@ class Limits:
             if near < SMALLEST_EPSILON:
                 return None
         scale = largest_that_fits(
-            lambda scale: self._limit_share(_with_noise(start, 1 / scale)), maximum=1.0, minimum=_LEAST_SCALE
+            lambda scale: self._limit_share(_with_noise(start, 1 / scale)), maximum=1.0, minimum=1e-4
         )
         if scale is None:
             return None
