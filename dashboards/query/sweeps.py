@@ -39,12 +39,12 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
         rows = []
         for run in _find_parents(client, list(experiments), address):
             start_time: pd.Timestamp | NaTType = pd.NaT
-            num_finished, finished = None, []
+            num_finished, finished_trials = None, []
             if run.data.tags[ROLE_TAG] == SWEEP_ROLE:
                 runs = search_runs(client, [run.info.experiment_id], {PARENT_TAG: run.info.run_id})
-                finished = [trial for trial in runs if trial.info.status == "FINISHED"]
+                finished_trials = [trial for trial in runs if trial.info.status == "FINISHED"]
                 start_time = pd.Timestamp(run.info.start_time, unit="ms", tz="UTC").floor("s")
-                num_finished = len(finished)
+                num_finished = len(finished_trials)
             rows.append(
                 {
                     "sweep": run.data.tags[SWEEP_TAG],
@@ -52,7 +52,7 @@ def list_sweeps(tracking_uri: str) -> pd.DataFrame:
                     "status": run.info.status,
                     "started": start_time,
                     "num_finished_trials": num_finished,
-                    "tuned_epsilon": _tuned_epsilon(run, finished),
+                    "tuned_epsilon": _tuned_epsilon(run, finished_trials),
                     "experiment": experiments[run.info.experiment_id],
                 }
             )
