@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dpgcl_core.errors import ConfigError
-from dpgcl_core.mechanism.method import Method
 from dpgcl_core.mechanism.registry import method_named
 from dpgcl_core.sampling.groups import BATCH, GroupSize
 from sweeps.service.options.sweep_options import SYMBOL, VARIES, SweepOptions
@@ -16,6 +15,10 @@ from sweeps.service.planning.trials import Point
 from sweeps.service.storage.sweep_names import fit_for_name
 from trainers.config.networks import NetworkOptions
 from trainers.config.presets import OWN_NETWORKS
+
+if TYPE_CHECKING:
+    from dpgcl_core.mechanism.method import Method
+
 
 _NO_NOISE = "epsinf"
 
