@@ -143,7 +143,9 @@ def prepare_sweep(
     uri = tracking_address(options.storage.tracking_uri, root)
     is_resumed = options.storage.resume and options.storage.name is not None
     print_line(f"storage: {root}{f'; resuming {options.storage.name}' if is_resumed else ''}")
-    _check_server(uri)
+    check_address(uri)
+    if not is_database(uri):  # opening a database may create its file, before the plan is accepted
+        patiently(lambda: connect(uri), warn)  # planning, which takes minutes, begins after an answer
     doing("loading the data and calibrating the noise")
     slot_files = SlotFiles.of(data, root, has_ledger=ledger is not None)
     with details_kept(root):
@@ -269,16 +271,6 @@ def _checked_root(storage: StorageOptions) -> Path:
     if storage.name is not None:
         check_not_running(named_folder(root, storage.name))
     return root
-
-
-def _check_server(uri: str) -> None:
-    """Check that the MLflow server answers, before planning, which takes minutes.
-
-    A database is not opened before the plan is accepted, because opening may create its file.
-    """
-    check_address(uri)
-    if not is_database(uri):
-        patiently(lambda: connect(uri), warn)
 
 
 def sweep_prefix(question: str, options: SweepOptions) -> str:
