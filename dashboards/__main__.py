@@ -23,7 +23,6 @@ from dpgcl_core.errors import exit_on_bad_input
 from trainers.files.storage import storage_root
 from trainers.tracking.mlflow_server import database_address
 
-PORT = 8421
 _LONGEST_NAME = 120
 _REMOVED = {
     "--score": "removed in 0.2.0: use MLflow's scatter plot for other scores than the first",
@@ -142,7 +141,7 @@ def serve_command(
     storage: Path | None = None,
     ledger: tuple[str, ...] = (),
     host: str = "127.0.0.1",
-    port: int = PORT,
+    port: int = 8421,
 ) -> None:
     """Serve a storage folder to a browser: its sweeps, their reports, and the remaining budgets of ledgers.
 

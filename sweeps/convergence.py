@@ -25,8 +25,6 @@ from sweeps.service.planning.trials import Point
 from sweeps.service.script_runner import run_script
 from trainers.config.tree import replace_options
 
-NUM_SCORINGS = 10
-
 
 @dataclass(frozen=True, kw_only=True)
 class ConvergenceOptions(
@@ -42,7 +40,7 @@ class ConvergenceOptions(
     """Also train without noise and clipping (ε = ∞); public data only."""
 
     def completed(self, overrides: Collection[str]) -> Self:
-        evaluation, tenth = self.evaluation, max(1, self.mechanism.num_steps // NUM_SCORINGS)
+        evaluation, tenth = self.evaluation, max(1, self.mechanism.num_steps // 10)
         return replace_options(
             self,
             score_every_steps=evaluation.score_every_steps or tenth,

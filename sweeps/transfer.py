@@ -26,7 +26,6 @@ from trainers.config.tree import replace_options
 
 # Default probe data sets, by training data. Only training on digits needs a download.
 PROBES_BY_DATASET = {"digits": ("fashion-mnist",)}
-OTHER_PROBES = ("digits",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ class TransferOptions(
     """Also train without noise and clipping (ε = ∞); public data only."""
 
     def completed(self, overrides: Collection[str]) -> Self:
-        probes = self.data.probe_datasets or PROBES_BY_DATASET.get(self.data.dataset, OTHER_PROBES)
+        probes = self.data.probe_datasets or PROBES_BY_DATASET.get(self.data.dataset, ("digits",))
         return replace_options(self, probe_datasets=probes)
 
 
