@@ -166,7 +166,7 @@ def noised(values: Tensor, noise_multiplier: float, sensitivity: float, generato
     >>> noised(torch.tensor([10.0]), 1.0, 1.0, generator) * 2**24 % 1
     tensor([0.], dtype=torch.float64)
     """
-    num_grid_coordinates = values.numel() if isinstance(generator, SecureGenerator) else 0
+    num_grid_coordinates = max(1, values.numel()) if isinstance(generator, SecureGenerator) else 0
     law = GaussianNoise.of(noise_multiplier, sensitivity, num_grid_coordinates)
     drawn = law.draw(values.numel(), generator).to(values.device)
     return law._rounded(values) + drawn.view(values.shape)

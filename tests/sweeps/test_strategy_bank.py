@@ -138,9 +138,10 @@ def test_bank_trains_each_setting_once_and_writes_the_table(
         (("--repeats", "1"), "need different repeats"),
         (("--data-is", "private"), "got private data"),
         (("--tuning", "open"), "got --tuning"),
+        (("--tiny", "--epsilon", "3"), "not both"),
     ],
 )
-def test_bank_of_bad_options_is_refused(arguments: Sequence[str], rule: str) -> None:
-    chosen = bank_options(*arguments)
+def test_bank_of_bad_options_is_refused(arguments: Sequence[str], rule: str, tmp_path: Path) -> None:
+    chosen = bank_options("--storage", str(tmp_path), *arguments)
     with pytest.raises(ConfigError, match=rule):
         StrategyBank(chosen, tuning.settings(chosen), chosen.totals).run(1)

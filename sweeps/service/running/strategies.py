@@ -459,10 +459,11 @@ def run_on_proxy(
         replace(inputs, points=points, options=replace_options(inputs.options, repeats=1))
     )
     mechanisms, data = [trial.config.mechanism for trial in trials], options.data
-    noisy_points = [
-        replace(point, changes={**point.changes, "epsilon": None, "noise_multiplier": each.noise_multiplier})
-        for point, each in zip(points, mechanisms, strict=True)
-    ]
+    noisy_points = []
+    for point, mechanism in zip(points, mechanisms, strict=True):
+        changes = {name: value for name, value in point.changes.items() if name != "epsilon"}
+        changes["noise_multiplier"] = mechanism.noise_multiplier
+        noisy_points.append(replace(point, changes=changes))
     evaluation = replace(
         options.evaluation, score_on_held_out=0.0, score_noise_multiplier=None, snr_noise_multiplier=None
     )

@@ -210,6 +210,7 @@ def test_noised_values_take_the_grid_from_a_cryptographic_generator_alone() -> N
     normals = np.random.default_rng(0).standard_normal(2)
     assert torch.equal(plain, values.double() + 6.0 * torch.from_numpy(normals))
     assert torch.equal(noised(values, 0.0, 2.0, _generator()), values.double())
+    assert noised(torch.zeros(0), 3.0, 2.0, _generator()).shape == (0,)
 
 
 def test_noised_counts_and_norms_have_their_deviation() -> None:
