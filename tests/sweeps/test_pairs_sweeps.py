@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from sweeps.service.planning.plan import SweepPlan
 from sweeps.service.planning.search_plan import plan_search
 from sweeps.service.planning.space import SearchOptions
 from sweeps.service.planning.trials import Point
+from sweeps.service.running.sweep import Outcome
 from sweeps.service.running.two_stage_policy import _best_point, select_methods
 from tests.sweeps.support import loaded, plan_of
 from trainers.config.networks import TextViewConfig, ViewConfig
@@ -266,7 +266,8 @@ def test_tuning_takes_the_setting_of_the_best_score() -> None:
     settings = [Point(label=f"s{k}", changes={"learning_rate": rate}) for k, rate in enumerate((0.1, 0.2))]
     scores = [{RECALL: 0.5, "knn_accuracy": 0.1}, {RECALL: 0.4, "knn_accuracy": 0.9}]
     results = {f"s{k}-r0": {"metrics": each} for k, each in enumerate(scores)}
-    tuning: Any = SimpleNamespace(results=results)
+    no_plan: Any = None
+    tuning = Outcome(code=0, plan=no_plan, results=results)
     for score, rate in ((RECALL, 0.1), ("knn_accuracy", 0.2)):
         best = _best_point(settings, tuning, Point(label="c", changes={}), score)
         assert best.changes["learning_rate"] == rate
