@@ -52,7 +52,7 @@ class Options(Output):
 def seconds_of_draw(name: str, num_coordinates: int) -> Seconds:
     """Return the seconds of one draw, generator included: this thread's CPU time, and wall-clock time."""
     source = SOURCES[name]()
-    noise = GaussianNoise.of(STD, 1.0, num_coordinates if source.is_exact else 0)
+    noise = GaussianNoise.of(STD, 1.0, num_coordinates if source.is_exact else None)
     return timed(lambda: noise.draw(num_coordinates, source.generator(0, "noise")), time.thread_time)
 
 

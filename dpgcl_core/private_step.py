@@ -168,7 +168,7 @@ class PrivateStep:
           observer: reads the sum before noise, and the norm of the noise; None for none.
         """
         total = no_sum(self.model) if self.total is None else self.total.zero_()
-        noise = self.mechanism.noise(num_grid_coordinates=len(total) if self.randomness.is_exact else 0)
+        noise = self.mechanism.noise(num_grid_coordinates=len(total) if self.randomness.is_exact else None)
         noise_of = self._start_noise(step, noise, total)
         with self.watch():
             reports = self.add_clipped_sum(total, step, groups, inputs_of)

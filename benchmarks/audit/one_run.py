@@ -214,7 +214,7 @@ class _CanaryMechanism(Mechanism):
     def rule(self, loss: LossSettings) -> GradientRule:
         return _CanaryClipper(**vars(super().rule(loss)), canaries=self.canaries)
 
-    def noise(self, *, num_grid_coordinates: int = 0) -> GaussianNoise:
+    def noise(self, *, num_grid_coordinates: int | None = None) -> GaussianNoise:
         noise = super().noise(num_grid_coordinates=num_grid_coordinates)
         return dataclasses.replace(noise, std=self.noise_factor * noise.std)
 

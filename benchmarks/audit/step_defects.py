@@ -123,7 +123,7 @@ class _PlantedMechanism(Mechanism):
     def rule(self, loss: LossSettings) -> GradientRule:
         return self.wrong.rule
 
-    def noise(self, *, num_grid_coordinates: int = 0) -> GaussianNoise:
+    def noise(self, *, num_grid_coordinates: int | None = None) -> GaussianNoise:
         noise = super().noise(num_grid_coordinates=num_grid_coordinates)
         return dataclasses.replace(self.wrong.noise(self.draws[0]), grid=noise.grid) if self.draws else noise
 

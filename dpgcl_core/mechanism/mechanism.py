@@ -122,13 +122,15 @@ class Mechanism(PublicNumbers):
         """Return the rule that clips gradients and sums them (stage 7)."""
         return self.rules.rule(self, loss)
 
-    def noise(self, *, num_grid_coordinates: int = 0) -> GaussianNoise:
+    def noise(self, *, num_grid_coordinates: int | None = None) -> GaussianNoise:
         """Return a step's noise (stage 8).
 
         Args:
           num_grid_coordinates: the length of the whole sum, if the draw source `is_exact`. The noise is then
-            on a grid, and its standard deviation includes the charge for rounding the sum. 0 for no grid.
+            on a grid, and its standard deviation includes the charge for rounding the sum. None for no grid.
         """
+        if not self.is_private:
+            return GaussianNoise(std=0.0)
         return GaussianNoise.of(self.noise_multiplier, self.sensitivity, num_grid_coordinates)
 
     def dp_event(self, num_steps: int | None = None) -> dp_event.DpEvent:

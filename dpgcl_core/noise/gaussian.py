@@ -54,15 +54,15 @@ class GaussianNoise:
     grid: float = 0.0
 
     @classmethod
-    def of(cls, noise_multiplier: float, sensitivity: float, num_grid_coordinates: int) -> GaussianNoise:
-        """Return the noise of σ and Δ: `on_grid` for so many coordinates, or without a grid for 0."""
-        if num_grid_coordinates:
-            return cls.on_grid(
-                noise_multiplier=noise_multiplier,
-                sensitivity=sensitivity,
-                num_coordinates=num_grid_coordinates,
-            )
-        return cls(std=noise_multiplier * sensitivity if noise_multiplier else 0.0)
+    def of(
+        cls, noise_multiplier: float, sensitivity: float, num_grid_coordinates: int | None
+    ) -> GaussianNoise:
+        """Return the noise of σ and Δ: `on_grid` for so many coordinates, or without a grid for None."""
+        if num_grid_coordinates is None:
+            return cls(std=noise_multiplier * sensitivity)
+        return cls.on_grid(
+            noise_multiplier=noise_multiplier, sensitivity=sensitivity, num_coordinates=num_grid_coordinates
+        )
 
     @classmethod
     def on_grid(cls, *, noise_multiplier: float, sensitivity: float, num_coordinates: int) -> GaussianNoise:
@@ -166,7 +166,7 @@ def noised(values: Tensor, noise_multiplier: float, sensitivity: float, generato
     >>> noised(torch.tensor([10.0]), 1.0, 1.0, generator) * 2**24 % 1
     tensor([0.], dtype=torch.float64)
     """
-    num_grid_coordinates = max(1, values.numel()) if isinstance(generator, SecureGenerator) else 0
+    num_grid_coordinates = values.numel() if isinstance(generator, SecureGenerator) else None
     law = GaussianNoise.of(noise_multiplier, sensitivity, num_grid_coordinates)
     drawn = law.draw(values.numel(), generator).to(values.device)
     return law._rounded(values) + drawn.view(values.shape)
